@@ -16,7 +16,8 @@ from numtrans.reductions import dot_last, rows
 class RelativePosition(Module):
     """What attention asks of a relative position. Query i stands at position i + offset of the keys.
 
-    Forward calls `scores`, then, with the weights P, `values`; backward calls `values_backward`, then `scores_backward`.
+    Forward calls `scores`, then, with the weights P, `values`; backward calls `values_backward`, then
+    `scores_backward`.
     """
 
     def scores(self, q, Tk, offset=0):
@@ -47,17 +48,17 @@ class ShawRelativePosition(RelativePosition):
 
         S_{ij} = q_i \cdot (k_j + a^K_{r(i,j)}), \qquad o_i = \sum_j P_{ij} (v_j + a^V_{r(i,j)})
 
-    The content terms are attention's own; here are the two others. Neither makes a vector for every pair: the query meets
-    each of the R rows once, and the result is looked up (`gather`); the weights are summed by distance first
-    (`collect`), and those sums weight the rows:
+    The content terms are attention's own; here are the two others. Neither makes a vector for every pair: the
+    query meets each of the R rows once, and the result is looked up (`gather`); the weights are summed by distance
+    first (`collect`), and those sums weight the rows:
 
     .. math::
 
         S^{rel} = G(q {a^K}^\top), \qquad o^{rel} = G^\top(P) \, a^V, \qquad
         G(U)_{ij} = U_{i, r(i,j)}, \qquad G^\top(P)_{ir} = \sum_{j : r(i,j) = r} P_{ij}
 
-    G is linear and :math:`G^\top` is its transpose (:math:`\sum_{ij} P_{ij} G(U)_{ij} = \sum_{ir} G^\top(P)_{ir} U_{ir}`), so each is the
-    backward of the other. With a sum over batch, heads and queries for the tables:
+    G is linear and :math:`G^\top` is its transpose, as
+    :math:`\sum_{ij} P_{ij} G(U)_{ij} = \sum_{ir} G^\top(P)_{ir} U_{ir}`, so each is the backward of the other. With a sum over batch, heads and queries for the tables:
 
     .. math::
 
@@ -158,9 +159,10 @@ class ShawRelativePosition(RelativePosition):
         xp = get_xp(p)
         k, (Tq, Tk) = self.max_distance, p.shape[-2:]
         w = xp.empty(p.shape[:-1] + (2 * k + 1,), p.dtype)
-        # A distance between the ends occurs at most once in a row, at key j = i + distance: look it up, 0 if there is no such key
+        # A distance between the ends occurs at most once in a row, at key j = i + offset + distance: look it up,
+        # and take 0 if there is no such key
         i = xp.arange(Tq)[:, None]
-        j = i + offset + xp.arange(1 - k, k)[None, :]  # (Tq, R - 2)
+        j = i + offset + xp.arange(1 - k, k)[None, :]  # (Tq, R - 2), distances 1 - k ... k - 1
         inside = (j >= 0) & (j < Tk)
         flat = i * Tk + xp.clip(j, 0, Tk - 1)
         w[..., 1:-1] = xp.take(p.reshape(p.shape[:-2] + (Tq * Tk,)), flat, axis=-1)

@@ -56,8 +56,9 @@ class T5RelativeBias(RelativePosition):
         one_side = num_buckets // 2 if bidirectional else num_buckets
         if one_side < 2 or (bidirectional and num_buckets % 2) or max_distance <= one_side // 2:
             raise ConfigError(
-                f"{type(self).__name__}: num_buckets must be at least 2 ({'even and 4' if bidirectional else 'causal'}) and "
-                f"max_distance beyond the {one_side // 2} exact ones; got num_buckets={num_buckets}, max_distance={max_distance}"
+                f"{type(self).__name__}: num_buckets must be at least 2, or at least 4 and even when bidirectional, and "
+                f"max_distance must exceed the {one_side // 2} exact distances; got num_buckets={num_buckets}, "
+                f"max_distance={max_distance}, bidirectional={bidirectional}"
             )
         self.num_heads, self.num_buckets = num_heads, num_buckets
         self.max_distance, self.bidirectional = max_distance, bidirectional
@@ -83,7 +84,7 @@ class T5RelativeBias(RelativePosition):
         xp = get_xp(dbias)
         # 3. one value filled a diagonal: sum along it
         by_distance = sum_diagonals(dbias)  # (H, n)
-        # 2. one entry served all distances of its bucket: sum them, by a product with the 0/1 matrix of who is in which
+        # 2. one entry served all distances of its bucket: sum them, by a product with a matrix of 0 and 1
         member = (bucket == xp.arange(self.num_buckets)[:, None]).astype(dbias.dtype)  # (num_buckets, n)
         self.W.add_grad(member @ by_distance.T)  # (num_buckets, H)
 
@@ -103,9 +104,9 @@ class ALiBi(RelativePosition):
 
         S_{hij} \mathrel{-}= m_h \, |i - j|
 
-    Under a causal mask only j <= i is left and the bias is -m (i - j), as published; without one the penalty is the same on
-    both sides. It is 0 on the diagonal and never positive. The slopes are those of `slopes`. Being a constant, the bias
-    gets no gradient, and that of the scores passes through as it is.
+    Under a causal mask only j <= i is left and the bias is -m (i - j), as published; without one the penalty is the
+    same on both sides. It is 0 on the diagonal and never positive. The slopes are those of `slopes`. Being a constant,
+    the bias gets no gradient, and that of the scores passes through as it is.
 
     Parameters
     ----------
@@ -148,8 +149,8 @@ class ALiBi(RelativePosition):
 def relative_bucket(distance, num_buckets=32, max_distance=128, bidirectional=True):
     """The bucket of each distance (key minus query; NumPy integers, any shape), as in T5.
 
-    Of the buckets of one direction, half are exact, one a distance. The others split the range up to `max_distance` evenly in
-    the logarithm, and the last takes all that is farther.
+    Of the buckets of one direction, half are exact, one a distance. The others split the range up to `max_distance`
+    evenly in the logarithm, and the last takes all that is farther.
     """
     if bidirectional:
         num_buckets //= 2
@@ -159,7 +160,8 @@ def relative_bucket(distance, num_buckets=32, max_distance=128, bidirectional=Tr
         first = 0
         distance = np.maximum(-distance, 0)
     exact = num_buckets // 2
-    fraction = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)  # 0 at exact, 1 at max_distance
+    # 0 at the last exact distance, 1 at max_distance
+    fraction = np.log(np.maximum(distance, exact) / exact) / np.log(max_distance / exact)
     far = exact + (fraction * (num_buckets - exact)).astype(np.int64)
     return first + np.where(distance < exact, distance, np.minimum(far, num_buckets - 1))
 
@@ -167,8 +169,8 @@ def relative_bucket(distance, num_buckets=32, max_distance=128, bidirectional=Tr
 def slopes(num_heads):
     """ALiBi's slopes (H,), NumPy float64.
 
-    For a power of two n: 2^(-8/n), 2^(-16/n), ..., 2^-8. For another number: the slopes of the power of two below it, then
-    every other one (the first, third, ...) of the series of twice that power.
+    For a power of two n: 2^(-8/n), 2^(-16/n), ..., 2^-8. For another number: the slopes of the power of two below it,
+    then every other one (the first, third, ...) of the series of twice that power.
     """
     power = 2 ** (num_heads.bit_length() - 1)  # the largest power of two <= num_heads
     main = 2.0 ** (-8 / power * np.arange(1, power + 1))
@@ -179,8 +181,8 @@ def slopes(num_heads):
 def sum_diagonals(x):
     """Sum along each diagonal: (H, Tq, Tk) -> (H, n), at place c the sum of x[:, i, j] with j - i = c - (Tq - 1).
 
-    Rows are laid, last one first, into a wider array of zeros; reading that with rows one shorter shifts each by one more than
-    the row above, so that diagonals become columns.
+    Rows are laid, last one first, into a wider array of zeros; reading that with rows one shorter shifts each by one
+    more than the row above, so that diagonals become columns.
     """
     xp = get_xp(x)
     H, Tq, Tk = x.shape

@@ -25,8 +25,8 @@ class RotaryPositionalEncoding(Module):
         R(\theta) = \begin{pmatrix} \cos\theta & -\sin\theta \\ \sin\theta & \cos\theta \end{pmatrix}
 
     A query at m and a key at n are turned by different angles, and only the difference is left in their product:
-    :math:`R(m\omega) q \cdot R(n\omega) k = q^\top R(m\omega)^\top R(n\omega) k = q^\top R((n - m)\omega) k`. Scores depend on
-    the distance alone, and no norm changes. Nothing is added to the values and nothing is learned.
+    :math:`R(m\omega) q \cdot R(n\omega) k = q^\top R(m\omega)^\top R(n\omega) k = q^\top R((n - m)\omega) k`. Scores
+    depend on the distance alone, and no norm changes. Nothing is added to the values and nothing is learned.
 
     Backward: y is a linear map of x, so dx is its transpose applied to dy, and the transpose of a
     rotation is the rotation back:
@@ -47,9 +47,9 @@ class RotaryPositionalEncoding(Module):
     base : float, default 10000.0
         The slowest pair turns by nearly 1/base a token.
     interleaved : bool, default False
-        Which features make pair i. False: (i, i + r/2), the two halves, as in GPT-NeoX and Llama's Hugging Face weights.
-        True: (2i, 2i + 1), neighbours, as in RoFormer, GPT-J and Meta's Llama weights. The two differ by an order of the
-        columns of the query and key projections: weights trained with one are wrong with the other.
+        Which features make pair i. False: (i, i + r/2), the two halves, as in GPT-NeoX and Llama's Hugging Face
+        weights. True: (2i, 2i + 1), neighbours, as in RoFormer, GPT-J and Meta's Llama weights. The two differ by an
+        order of the columns of the query and key projections: weights trained with one are wrong with the other.
     rotary_dim : int, optional
         Number ``r`` of features that are rotated, the first ones; the rest passes unchanged. Even; all by default.
 
@@ -140,7 +140,8 @@ class RotaryPositionalEncoding(Module):
         key = xp.__name__, x.dtype.char
         tables = self._tables.get(key)
         if tables is None or len(tables[0]) < length:
-            rows = self.max_len if length <= self.max_len else 2 * length  # twice: a decoder asks for one more each step
+            # twice what is asked for, because a decoder asks for one more each step
+            rows = self.max_len if length <= self.max_len else 2 * length
             tables = self._tables[key] = tuple(xp.asarray(table) for table in self.table(rows, x.dtype))
         return tables
 
