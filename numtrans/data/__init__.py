@@ -1,0 +1,19 @@
+"""Data for training: tasks made from a seed, texts and sentence pairs from files, vocabularies and batches.
+
+Sequence-to-sequence tasks (:class:`DateTask`, :class:`SequenceTask`, :class:`PairTask`) have ``train``, ``valid``
+and ``test`` (lists of string pairs), ``source_vocab``, ``target_vocab``, ``encode_pair`` and ``encode_pairs``;
+:class:`Seq2SeqBatches` makes batches of any of them. :class:`TextTask` makes its own.
+"""
+from numtrans.data.batching import IGNORE, Batch, Seq2SeqBatches, pad_batch, shift_targets
+from numtrans.data.date_names import FORMATS, DateFormat
+from numtrans.data.dates import DateTask, write_date, write_dates
+from numtrans.data.pairs import PairTask, load_pairs
+from numtrans.data.tasks import Seq2SeqTask, SequenceTask
+from numtrans.data.text import TextTask, load_text
+from numtrans.data.vocabulary import BOS, EOS, PAD, UNK, SubwordVocabulary, Vocabulary, vocabulary_from_dict
+
+__all__ = [
+    "BOS", "EOS", "FORMATS", "IGNORE", "PAD", "UNK", "Batch", "DateFormat", "DateTask", "PairTask", "Seq2SeqBatches",
+    "Seq2SeqTask", "SequenceTask", "SubwordVocabulary", "TextTask", "Vocabulary", "load_pairs", "load_text",
+    "pad_batch", "shift_targets", "vocabulary_from_dict", "write_date", "write_dates",
+]

@@ -1,0 +1,176 @@
+"""One long text for a language model: the next character is predicted from those before.
+
+Shapes: ``N`` characters of a split, ``B`` rows, ``T`` = block, the characters in a row.
+"""
+from pathlib import Path
+
+import numpy as np
+
+from numtrans.data.batching import IGNORE
+from numtrans.data.vocabulary import Vocabulary
+from numtrans.errors import DataError
+
+DEFAULT_TEXT = "the topics of Python's help()"                  # how errors name the text that comes with Python
+_TYPEWRITER = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "--", "…": "...", "\xa0": " "})
+
+
+def load_text(path=None):
+    """Read a text.
+
+    Parameters
+    ----------
+    path : str, Path or None, default None
+        A UTF-8 file; a byte order mark is dropped, line ends become ``\\n``. None takes the English text that every
+        Python carries in ``pydoc_data.topics`` (what ``help("FLOAT")`` prints), about 450,000 characters: topics in
+        alphabetical order, typographic quotes and dashes as on a typewriter. It differs a little between versions
+        of Python.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    DataError
+        If the file is missing, a folder, unreadable, empty, binary (a zero byte) or not UTF-8; the message names
+        the file and the byte.
+    """
+    if path is None:
+        try:
+            from pydoc_data.topics import topics
+        except ImportError as error:
+            raise DataError("load_text: this Python has no pydoc_data.topics; give the path of a text file") from error
+        text = "\n\n".join(topics[name].strip() for name in sorted(topics))
+        return _unix_line_ends(text).translate(_TYPEWRITER) + "\n"
+    path = Path(path)
+    if path.is_dir():
+        raise DataError(f"load_text: {path} is a folder; expected a text file")
+    if not path.exists():
+        raise DataError(f"load_text: there is no file {path}")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"load_text: {path} cannot be read: {error.strerror}") from error
+    # UTF-8 allows a zero byte, but no text has one: it is the surest sign of a binary file.
+    if b"\0" in data:
+        raise DataError(f"load_text: {path} is a binary file (zero at byte {data.index(0)}); expected UTF-8 text")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"load_text: {path} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x} "
+                        f"({error.reason}); save it as UTF-8") from error
+    text = _unix_line_ends(text.removeprefix("\ufeff"))
+    if not text.strip():
+        raise DataError(f"load_text: {path} is empty" + (" (only spaces and line ends)" if text else ""))
+    return text
+
+
+def _unix_line_ends(text):
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+class TextTask:
+    """A text cut in two, and rows of it for a character model.
+
+    The first part is for training, the last part, never shuffled into it, for validation.
+
+    Parameters
+    ----------
+    path : str, Path or None, default None
+        See :func:`load_text`.
+    block : int, default 64
+        Characters in a row.
+    validation : float, default 0.1
+        Share of the text, at its end, that is kept for validation.
+
+    Attributes
+    ----------
+    vocab : Vocabulary
+        All characters of the whole text.
+    train, valid : ndarray (N,) of int64
+        The ids of the two parts.
+    block : int
+
+    Raises
+    ------
+    DataError
+        As :func:`load_text`; or if ``block`` or ``validation`` is out of range, or one of the parts is shorter than
+        a row and the character after it.
+    """
+
+    def __init__(self, path=None, block=64, validation=0.1):
+        if block < 1:
+            raise DataError(f"TextTask: block must be at least 1, got {block}")
+        if not 0 < validation < 1:
+            raise DataError(f"TextTask: validation must be between 0 and 1, got {validation}")
+        text = load_text(path)
+        self.block = block
+        self.vocab = Vocabulary.from_characters([text])
+        ids = np.array(self.vocab.encode(text), np.int64)
+        cut = int(len(ids) * (1 - validation))
+        self.train, self.valid = ids[:cut], ids[cut:]
+        for part, name in ((self.train, "training"), (self.valid, "validation")):
+            if len(part) < block + 1:
+                raise DataError(f"TextTask: the {name} part of {path or DEFAULT_TEXT} has {len(part)} characters, but "
+                                f"block={block} needs at least {block + 1}; give a longer text or a smaller block")
+
+    def batch(self, rng, batch_size, split="train"):
+        """Rows from places drawn at random.
+
+        Parameters
+        ----------
+        rng : numpy.random.Generator
+        batch_size : int
+        split : {"train", "valid"}, default "train"
+
+        Returns
+        -------
+        inputs, targets : ndarray (B, T), int64
+            ``targets[:, t]`` is the character after ``inputs[:, t]``.
+        """
+        ids = self._ids(split)
+        if batch_size < 1:
+            raise DataError(f"TextTask: batch_size must be at least 1, got {batch_size}")
+        starts = rng.integers(len(ids) - self.block, size=batch_size)
+        return self._rows(ids, starts)
+
+    def eval_batches(self, batch_size, split="valid"):
+        """Rows side by side over a whole split: every character but the first is a target exactly once.
+
+        The last row reaches back so that it is full; its targets that the row before has had are -100, which the
+        loss leaves out.
+
+        Parameters
+        ----------
+        batch_size : int
+        split : {"train", "valid"}, default "valid"
+
+        Yields
+        ------
+        inputs, targets : ndarray (B, T), int64
+            The last batch may be smaller.
+        """
+        ids = self._ids(split)
+        if batch_size < 1:
+            raise DataError(f"TextTask: batch_size must be at least 1, got {batch_size}")
+        return self._eval_batches(ids, batch_size)
+
+    def _eval_batches(self, ids, batch_size):
+        last = len(ids) - 1 - self.block                        # the last place where a row and its targets fit
+        starts = np.arange(0, len(ids) - 1, self.block)
+        seen = max(starts[-1] - last, 0)
+        starts[-1] = min(starts[-1], last)
+        for i in range(0, len(starts), batch_size):
+            inputs, targets = self._rows(ids, starts[i:i + batch_size])
+            if i + batch_size >= len(starts):
+                targets[-1, :seen] = IGNORE
+            yield inputs, targets
+
+    def _rows(self, ids, starts):
+        at = starts[:, None] + np.arange(self.block)            # (B, T)
+        return ids[at], ids[at + 1]
+
+    def _ids(self, split):
+        if split not in ("train", "valid"):
+            raise DataError(f"TextTask: split must be 'train' or 'valid', got {split!r}")
+        return self.train if split == "train" else self.valid
