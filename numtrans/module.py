@@ -77,6 +77,8 @@ class Module:
     were assigned.
     """
 
+    transient = ()  # names of attributes that are kept for a look only: `clear` sets them to None
+
     def __init__(self):
         self.training = True
         self._stack = []
@@ -121,9 +123,11 @@ class Module:
         return self._stack.pop()
 
     def clear(self):
-        """Drop what pending forwards have saved, here and in all parts."""
+        """Drop what pending forwards have saved, here and in all parts, and arrays kept for a look."""
         for module in self.modules():
             module._stack.clear()
+            for name in module.transient:
+                setattr(module, name, None)
 
     @property
     def pending(self):

@@ -42,7 +42,7 @@ def mean_last(x):
 
 
 def dot_last(a, b):
-    """Dot product over the last axis, which is kept: (..., D), (..., D) -> (..., 1). Complex values are not conjugated."""
+    """Dot product over the last axis, which is kept: (..., D), (..., D) -> (..., 1). Nothing is conjugated."""
     xp = get_xp(a, b)
     if hasattr(xp, "vecdot") and a.dtype.kind != "c":  # numpy's vecdot conjugates; CuPy has none
         return xp.vecdot(a, b)[..., None]

@@ -24,8 +24,8 @@ class SinusoidalPositionalEncoding(Module):
 
     Columns 2i and 2i+1 share one frequency. They are the two coordinates of a point on a circle, so a shift by k is
     a rotation by the fixed angle :math:`\omega_i k`, whatever p is: :math:`PE(p + k) = R_k \, PE(p)`. The
-    product :math:`PE(p) \cdot PE(p + k) = \sum_i \cos(\omega_i k)` depends on the distance alone (D even). With D odd the
-    last sine has no cosine beside it.
+    product :math:`PE(p) \cdot PE(p + k) = \sum_i \cos(\omega_i k)` depends on the distance alone (D even). With D odd
+    the last sine has no cosine beside it.
 
     Backward: the table is a constant and y is x plus a constant, so :math:`dx = dy`. Nothing is learned and nothing
     is in the state dict.
@@ -144,8 +144,8 @@ class LearnedPositionalEncoding(Module):
         end = check_offset(self, offset) + T
         if end > self.max_len:
             raise ShapeError(
-                f"{type(self).__name__}: a sequence of {T} tokens from position {offset} needs {end} positions, but the "
-                f"table has max_len={self.max_len}. Shorten the input, or make the table longer and train it."
+                f"{type(self).__name__}: a sequence of {T} tokens from position {offset} needs {end} positions, "
+                f"but the table has max_len={self.max_len}. Shorten the input, or make the table longer and train it."
             )
         self.save(x.shape, offset)
         # 1. add the rows of these positions to every sequence

@@ -58,7 +58,8 @@ class ShawRelativePosition(RelativePosition):
         G(U)_{ij} = U_{i, r(i,j)}, \qquad G^\top(P)_{ir} = \sum_{j : r(i,j) = r} P_{ij}
 
     G is linear and :math:`G^\top` is its transpose, as
-    :math:`\sum_{ij} P_{ij} G(U)_{ij} = \sum_{ir} G^\top(P)_{ir} U_{ir}`, so each is the backward of the other. With a sum over batch, heads and queries for the tables:
+    :math:`\sum_{ij} P_{ij} G(U)_{ij} = \sum_{ir} G^\top(P)_{ir} U_{ir}`, so each is the backward of the other.
+    With a sum over batch, heads and queries for the tables:
 
     .. math::
 

@@ -56,8 +56,8 @@ class T5RelativeBias(RelativePosition):
         one_side = num_buckets // 2 if bidirectional else num_buckets
         if one_side < 2 or (bidirectional and num_buckets % 2) or max_distance <= one_side // 2:
             raise ConfigError(
-                f"{type(self).__name__}: num_buckets must be at least 2, or at least 4 and even when bidirectional, and "
-                f"max_distance must exceed the {one_side // 2} exact distances; got num_buckets={num_buckets}, "
+                f"{type(self).__name__}: num_buckets must be at least 2, or at least 4 and even when bidirectional, "
+                f"and max_distance must exceed the {one_side // 2} exact distances; got num_buckets={num_buckets}, "
                 f"max_distance={max_distance}, bidirectional={bidirectional}"
             )
         self.num_heads, self.num_buckets = num_heads, num_buckets

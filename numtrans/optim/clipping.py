@@ -58,6 +58,8 @@ def clip_grad_norm(parameters, max_norm):
             gradient *= factor
         return norm
     norm = math.sqrt(sum(float(square) for square in squares))
+    if not math.isfinite(norm):  # or do only the squares overflow?
+        norm = math.sqrt(sum(float(_square(gradient.astype("float64"))) for gradient in gradients))
     if not math.isfinite(norm):
         names = [p.name for p in dict.fromkeys(parameters) if p.grad is not None and not xp.isfinite(p.grad).all()]
         raise NonFiniteError(f"clip_grad_norm: the norm of the gradients is {norm}; not finite in: {names}")

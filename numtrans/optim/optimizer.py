@@ -154,38 +154,40 @@ class Optimizer:
             If the optimizer is another one, or groups or shapes differ; nothing is changed then.
         """
         settings, arrays = state["settings"], state["arrays"]
-        parameters, loaded, problems = self.parameters, {}, []
-        if settings["optimizer"] != type(self).__name__:
-            problems.append(f"saved by {settings['optimizer']}")
-        sizes = [group["size"] for group in settings["groups"]]
-        if sizes != [len(group["params"]) for group in self.groups]:
-            own = [len(group["params"]) for group in self.groups]
-            problems.append(f"saved with {sizes} parameters in its groups, expected {own}")
-        else:
-            names = [(str(i), name) for i, g in self._numbered() for name in self.state_names(g)]
-            expected = {f"{i}.{name}": parameters[int(i)].data for i, name in names if i in settings["steps"]}
-            problems += [f"missing: {key}" for key in expected if key not in arrays]
-            problems += [f"unexpected: {key}" for key in arrays if key not in expected]
-            problems += [
-                f"wrong shape: {key} is {np.shape(arrays[key])}, expected {tuple(data.shape)}"
-                for key, data in expected.items()
-                if key in arrays and np.shape(arrays[key]) != tuple(data.shape)
-            ]
+        problems = self._misfits(settings, arrays)
         if problems:
             raise StateDictError(f"{type(self).__name__}: state dict does not fit.\n  " + "\n  ".join(problems))
-        for i, step in settings["steps"].items():
-            loaded[parameters[int(i)]] = {"step": int(step)}
-        for key, data in expected.items():
+        parameters = self.parameters
+        self.state = {parameters[int(i)]: {"step": int(step)} for i, step in settings["steps"].items()}
+        for key, array in arrays.items():
             i, _, name = key.partition(".")
-            copy = to_device(np.array(to_numpy(arrays[key]), dtype=data.dtype), backend_name(data))
-            loaded[parameters[int(i)]][name] = copy
-        self.state, self._lr = loaded, settings["lr"]
+            data = parameters[int(i)].data
+            copy = np.array(to_numpy(array), dtype=data.dtype)
+            self.state[parameters[int(i)]][name] = to_device(copy, backend_name(data))
+        self._lr = settings["lr"]
         for group, saved in zip(self.groups, settings["groups"], strict=True):
             group.update((k, tuple(v) if isinstance(v, list) else v) for k, v in saved.items() if k != "size")
 
-    def _numbered(self):
-        """Yield (number, group) for each parameter."""
-        yield from enumerate(group for group in self.groups for _ in group["params"])
+    def _misfits(self, settings, arrays):
+        """What keeps a saved state from fitting, in words."""
+        if settings["optimizer"] != type(self).__name__:
+            return [f"saved by {settings['optimizer']}"]
+        own, saved = [len(g["params"]) for g in self.groups], [g["size"] for g in settings["groups"]]
+        if own != saved:
+            return [f"saved with {saved} parameters in its groups, expected {own}"]
+        of_each = [(p, group) for group in self.groups for p in group["params"]]
+        shapes = {
+            f"{i}.{name}": tuple(of_each[int(i)][0].data.shape)
+            for i in settings["steps"]
+            for name in self.state_names(of_each[int(i)][1])
+        }
+        problems = [f"missing: {key}" for key in shapes if key not in arrays]
+        problems += [f"unexpected: {key}" for key in arrays if key not in shapes]
+        return problems + [
+            f"wrong shape: {key} is {tuple(arrays[key].shape)}, expected {shape}"
+            for key, shape in shapes.items()
+            if key in arrays and tuple(arrays[key].shape) != shape
+        ]
 
 
 def blocks(parameter, *state):
@@ -195,10 +197,12 @@ def blocks(parameter, *state):
     values it does so once. On the GPU, or for an array that is not laid out row by row, the piece is the whole array.
     """
     xp = get_xp(parameter.data, parameter.grad)
-    arrays = (parameter.data, xp.ascontiguousarray(parameter.grad), *state)
-    if xp is not np or not all(array.flags.c_contiguous for array in arrays):
-        yield arrays if xp is not np else (parameter.data, parameter.grad, *state)
+    written = (parameter.data, *state)
+    if xp is not np or not all(array.flags.c_contiguous for array in written):
+        yield parameter.data, parameter.grad, *state
         return
-    flat = [array.reshape(-1) for array in arrays]
-    for start in range(0, parameter.data.size, BLOCK):
-        yield tuple(array[start : start + BLOCK] for array in flat)
+    values, *moments = (array.reshape(-1) for array in written)
+    gradient = parameter.grad.reshape(-1)
+    for start in range(0, values.size, BLOCK):
+        piece = slice(start, start + BLOCK)
+        yield values[piece], gradient[piece], *(moment[piece] for moment in moments)

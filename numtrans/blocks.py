@@ -1,0 +1,208 @@
+"""Encoder and decoder layers, and stacks of them.
+
+Shapes: ``B`` batch, ``T`` tokens (``Tt`` of the target, ``Ts`` of the memory), ``D`` = d_model.
+"""
+
+from numtrans.errors import ConfigError
+from numtrans.layers.feedforward import make_feedforward
+from numtrans.layers.masks import causal_mask
+from numtrans.layers.multi_head_attention import MultiHeadAttention
+from numtrans.layers.normalization import make_norm
+from numtrans.layers.relative import ShawRelativePosition
+from numtrans.layers.relative_bias import ALiBi, T5RelativeBias
+from numtrans.layers.residual import Residual
+from numtrans.layers.rotary import RotaryPositionalEncoding
+from numtrans.module import Module
+
+RELATIVE_POSITIONS = ("rope", "shaw", "t5", "alibi")
+
+
+def attention_position(name, d_head, num_heads, *, bidirectional, rng=None):
+    """The position module that attention takes, by name: one of ``RELATIVE_POSITIONS``, or None for None."""
+    if name is None:
+        return None
+    if name == "rope":
+        return RotaryPositionalEncoding(d_head)
+    if name == "shaw":
+        return ShawRelativePosition(d_head, 16, rng=rng)
+    if name == "t5":
+        return T5RelativeBias(num_heads, bidirectional=bidirectional, rng=rng)
+    if name == "alibi":
+        return ALiBi(num_heads)
+    raise ConfigError(f"unknown relative position {name!r}, expected one of {', '.join(RELATIVE_POSITIONS)}")
+
+
+class EncoderLayer(Module):
+    r"""Self-attention, then a feed-forward network, each with its residual and norm.
+
+    .. math::
+
+        h = \mathrm{Residual}(\mathrm{SelfAttention})(x), \qquad y = \mathrm{Residual}(\mathrm{FeedForward})(h)
+
+    Parameters
+    ----------
+    d_model, num_heads, d_ff : int
+        Width, heads, width of the feed-forward network.
+    num_kv_heads : int, optional
+        Key-value heads (grouped-query attention).
+    dropout : float, default 0.0
+        Used on each sublayer's output, the attention weights and the hidden units.
+    norm_placement : {"post", "pre"}, default "post"
+        Vaswani et al. (2017) or GPT-2 and later.
+    norm : {"layer", "rms"}, default "layer"
+    feedforward : str, default "relu"
+        An activation or a gated unit (``"swiglu"``); see `numtrans.layers.feedforward`.
+    bias : bool, default True
+        Whether linear layers have biases.
+    causal : bool, default False
+        No token sees a later one: a layer of a decoder-only model.
+    position : Module, optional
+        Rotary or relative positions for the attention.
+    rng : numpy.random.Generator, optional
+        Draws the weights.
+    """
+
+    def __init__(
+        self, d_model, num_heads, d_ff, *, num_kv_heads=None, dropout=0.0, norm_placement="post", norm="layer",
+        feedforward="relu", bias=True, causal=False, position=None, rng=None,
+    ):  # fmt: skip
+        super().__init__()
+        attention = MultiHeadAttention(
+            d_model, num_heads, num_kv_heads, dropout=dropout, bias=bias, causal=causal, position=position, rng=rng
+        )
+        network = make_feedforward(feedforward, d_model, d_ff, dropout=dropout, bias=bias, rng=rng)
+        self.self_attention = Residual(attention, make_norm(norm, d_model), norm_placement, dropout=dropout, rng=rng)
+        self.feedforward = Residual(network, make_norm(norm, d_model), norm_placement, dropout=dropout, rng=rng)
+
+    def forward(self, x, mask=None):
+        x = self.self_attention(x, mask=mask)                               # (B, T, D)
+        return self.feedforward(x)                                          # (B, T, D)
+
+    def backward(self, dy):
+        return self.self_attention.backward(self.feedforward.backward(dy))
+
+
+class DecoderLayer(Module):
+    r"""Causal self-attention, attention to the encoder's output, then a feed-forward network.
+
+    .. math::
+
+        h = \mathrm{Residual}(\mathrm{SelfAttention})(x), \qquad c = \mathrm{Residual}(\mathrm{CrossAttention})(h, m),
+        \qquad y = \mathrm{Residual}(\mathrm{FeedForward})(c)
+
+    Queries come from the target, keys and values from the memory ``m``. The norm of the cross-attention's residual
+    sees the target only. Parameters as for `EncoderLayer`.
+    """
+
+    def __init__(
+        self, d_model, num_heads, d_ff, *, num_kv_heads=None, dropout=0.0, norm_placement="post", norm="layer",
+        feedforward="relu", bias=True, position=None, rng=None,
+    ):  # fmt: skip
+        super().__init__()
+
+        def attention(position):
+            return MultiHeadAttention(
+                d_model, num_heads, num_kv_heads, dropout=dropout, bias=bias, position=position, rng=rng
+            )
+
+        def residual(sublayer):
+            return Residual(sublayer, make_norm(norm, d_model), norm_placement, dropout=dropout, rng=rng)
+
+        self.self_attention = residual(attention(position))
+        self.cross_attention = residual(attention(None))
+        self.feedforward = residual(make_feedforward(feedforward, d_model, d_ff, dropout=dropout, bias=bias, rng=rng))
+
+    def forward(self, tgt, memory, tgt_mask=None, memory_mask=None):
+        """Decode `tgt` (B, Tt, D) with `memory` (B, Ts, D). Self-attention is causal unless `tgt_mask` is given."""
+        tgt_mask = causal_mask(tgt.shape[-2]) if tgt_mask is None else tgt_mask
+        x = self.self_attention(tgt, mask=tgt_mask)                         # (B, Tt, D)
+        x = self.cross_attention(x, memory, mask=memory_mask)               # (B, Tt, D)
+        return self.feedforward(x)                                          # (B, Tt, D)
+
+    def backward(self, dy):
+        """Return ``(dtgt, dmemory)``."""
+        dx, dmemory = self.cross_attention.backward(self.feedforward.backward(dy))
+        return self.self_attention.backward(dx), dmemory
+
+
+class Encoder(Module):
+    """`num_layers` encoder layers, and a closing norm if they are pre-norm.
+
+    A pre-norm stack leaves the sum of all sublayers unnormalized, hence the closing norm; a post-norm stack ends with
+    one. Parameters as for `EncoderLayer`, and:
+
+    Parameters
+    ----------
+    num_layers : int
+        Number of layers.
+    position : {None, "rope", "shaw", "t5", "alibi"}, optional
+        Positions inside attention. T5's bias is one table for all layers, as published.
+    """
+
+    def __init__(self, num_layers, d_model, num_heads, d_ff, *, norm_placement="post", norm="layer", position=None,
+                 causal=False, rng=None, **layer_options):  # fmt: skip
+        super().__init__()
+        positions = stack_positions(position, num_layers, d_model, num_heads, bidirectional=not causal, rng=rng)
+        self.layers = [
+            EncoderLayer(
+                d_model, num_heads, d_ff, norm_placement=norm_placement, norm=norm, position=place, causal=causal,
+                rng=rng, **layer_options,
+            )
+            for place in positions
+        ]  # fmt: skip
+        self.norm = make_norm(norm, d_model) if norm_placement == "pre" else None
+
+    def forward(self, x, mask=None):
+        for layer in self.layers:
+            x = layer(x, mask)                                              # (B, T, D)
+        return x if self.norm is None else self.norm(x)
+
+    def backward(self, dy):
+        dx = dy if self.norm is None else self.norm.backward(dy)
+        for layer in reversed(self.layers):
+            dx = layer.backward(dx)
+        return dx
+
+
+class Decoder(Module):
+    """`num_layers` decoder layers, and a closing norm if they are pre-norm. Parameters as for `Encoder`."""
+
+    def __init__(self, num_layers, d_model, num_heads, d_ff, *, norm_placement="post", norm="layer", position=None,
+                 rng=None, **layer_options):  # fmt: skip
+        super().__init__()
+        positions = stack_positions(position, num_layers, d_model, num_heads, bidirectional=False, rng=rng)
+        self.layers = [
+            DecoderLayer(
+                d_model, num_heads, d_ff, norm_placement=norm_placement, norm=norm, position=place, rng=rng,
+                **layer_options,
+            )
+            for place in positions
+        ]  # fmt: skip
+        self.norm = make_norm(norm, d_model) if norm_placement == "pre" else None
+
+    def forward(self, tgt, memory, tgt_mask=None, memory_mask=None):
+        x = tgt
+        for layer in self.layers:
+            x = layer(x, memory, tgt_mask, memory_mask)                     # (B, Tt, D)
+        return x if self.norm is None else self.norm(x)
+
+    def backward(self, dy):
+        """Return ``(dtgt, dmemory)``; every layer reads the memory, so its gradient is the sum over layers."""
+        dx = dy if self.norm is None else self.norm.backward(dy)
+        dmemory = None
+        for layer in reversed(self.layers):
+            dx, dm = layer.backward(dx)
+            dmemory = dm if dmemory is None else dmemory + dm
+        return dx, dmemory
+
+
+def stack_positions(name, num_layers, d_model, num_heads, *, bidirectional, rng):
+    """One position module for each layer: the same one, but for Shaw's, which has its own tables in each layer."""
+    if num_layers < 1:
+        raise ConfigError(f"a stack of {num_layers} layers, expected at least 1")
+
+    def make():
+        return attention_position(name, d_model // num_heads, num_heads, bidirectional=bidirectional, rng=rng)
+
+    return [make() for _ in range(num_layers)] if name == "shaw" else [make()] * num_layers
+

@@ -1,0 +1,152 @@
+"""Scaled dot-product attention.
+
+Shapes: ``B`` batch, ``H`` heads, ``Tq`` queries, ``Tk`` keys, ``d`` features of a query and a key, ``dv`` of a value.
+"""
+
+from numtrans.backend import get_xp
+from numtrans.errors import ConfigError, ShapeError
+from numtrans.layers.dropout import Dropout
+from numtrans.layers.masks import causal_bias, mask_bias
+from numtrans.layers.softmax import softmax_
+from numtrans.module import Module
+from numtrans.reductions import dot_last
+
+
+class ScaledDotProductAttention(Module):
+    r"""Average of the values, weighted by how well each key answers the query.
+
+    .. math::
+
+        S = \frac{Q K^\top}{\sqrt{d}}, \qquad P = \mathrm{softmax}(S), \qquad O = P V
+
+    A masked score is :math:`-\infty`, so its weight is exactly 0. Backward, row by row of :math:`S`:
+
+    .. math::
+
+        dV = P^\top dO, \qquad dP = dO\, V^\top, \qquad dS = P \odot (dP - \textstyle\sum_k dP \odot P), \qquad
+        dQ = \frac{dS\, K}{\sqrt d}, \qquad dK = \frac{dS^\top Q}{\sqrt d}
+
+    If the components of q and k are independent with variance 1, :math:`q \cdot k` has variance :math:`d`: the scale
+    keeps the scores at variance 1 and the softmax away from saturation, where its gradient vanishes.
+
+    Parameters
+    ----------
+    dropout : float, default 0.0
+        Share of the weights that is dropped in training.
+    causal : bool, default False
+        No query sees a later key. The last query meets the last key, also when ``Tq != Tk``.
+    scale : float, optional
+        Factor of the scores, :math:`1/\sqrt{d}` by default (T5 uses 1).
+    position : RelativePosition, optional
+        Adds its term to the scores, and to the output if it has one (Shaw, T5, ALiBi).
+    rng : numpy.random.Generator, optional
+        Draws the key of the dropout mask.
+
+    Attributes
+    ----------
+    attention_weights : array (B, H, Tq, Tk) or None
+        ``P`` of the latest forward, before dropout. `clear` drops it.
+
+    Notes
+    -----
+    A query with no key left to attend gets output 0 and gradient 0.
+
+    References
+    ----------
+    Vaswani et al. (2017), Attention is all you need, arXiv:1706.03762, section 3.2.1.
+    """
+
+    transient = ("attention_weights",)
+
+    def __init__(self, dropout=0.0, causal=False, scale=None, *, position=None, rng=None):
+        super().__init__()
+        if scale is not None and not scale > 0:
+            raise ConfigError(f"ScaledDotProductAttention: scale is {scale}, expected a positive number")
+        self.causal, self.scale, self.position = causal, scale, position
+        self.dropout = Dropout(dropout, rng=rng)
+        self.attention_weights = None
+
+    def forward(self, query, key=None, value=None, mask=None):
+        """Attend from `query` (B, H, Tq, d) to `key` (B, H, Tk, d), `value` (B, H, Tk, dv): (B, H, Tq, dv).
+
+        `key` defaults to `query` and `value` to `key`; backward then returns one gradient for each array given.
+        `mask` is boolean, True = may attend, and broadcasts to (B, H, Tq, Tk).
+        """
+        given = 1 + (key is not None) + (value is not None)
+        key = query if key is None else key
+        value = key if value is None else value
+        self.check_inputs(query, key, value)
+        scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
+        Tq, Tk = query.shape[-2], key.shape[-2]
+        offset = Tk - Tq if self.causal else 0  # place of the first query among the keys
+        # 1. scores; the scale on q, the smaller array
+        q = query * scale
+        S = q @ key.swapaxes(-1, -2)                                        # (B, H, Tq, Tk)
+        if self.position is not None:
+            S += self.position.scores(q, Tk, offset)
+        # 2. masks
+        if self.causal:
+            S += causal_bias(get_xp(S), Tq, Tk, S.dtype)
+        if mask is not None:
+            S += mask_bias(mask, S, type(self).__name__)
+        # 3. weights, in place
+        P = self.attention_weights = softmax_(S)
+        D = self.dropout(P)
+        # 4. average
+        O = matmul_by_token(D, value)                                       # (B, H, Tq, dv)
+        if self.position is not None:
+            relative = self.position.values(D, offset)
+            O = O if relative is None else O + relative
+        self.save(q, key, value, P, D, scale, given)
+        return O
+
+    def backward(self, dO):
+        q, key, value, P, D, scale, given = self.saved()
+        self.check_dy(dO, (*q.shape[:-1], value.shape[-1]), q)
+        # 4. O = D V (+ relative values)
+        dvalue = matmul_by_token(D.swapaxes(-1, -2), dO)                    # (B, H, Tk, dv)
+        dD = dO @ value.swapaxes(-1, -2)                                    # (B, H, Tq, Tk)
+        if self.position is not None:
+            relative = self.position.values_backward(dO)
+            dD = dD if relative is None else dD + relative
+        # 3. D = dropout(P), P = softmax(S); a masked weight is 0 and so is its gradient
+        dS = self.dropout.backward(dD)
+        dS -= dot_last(dS, P)
+        dS *= P
+        # 1. S = q K^T (+ relative scores), q = scale * query
+        dquery = matmul_by_token(dS, key)                                   # (B, H, Tq, d)
+        if self.position is not None:
+            relative = self.position.scores_backward(dS)
+            if relative is not None:
+                dquery += relative
+        dquery *= scale
+        dkey = matmul_by_token(dS.swapaxes(-1, -2), q)                      # (B, H, Tk, d)
+        if given == 1:
+            return dquery + dkey + dvalue
+        return (dquery, dkey + dvalue) if given == 2 else (dquery, dkey, dvalue)
+
+    def check_inputs(self, query, key, value):
+        """Raise unless the three fit together."""
+        name = type(self).__name__
+        for label, array in (("query", query), ("key", key), ("value", value)):
+            self.check_floating(label, array, query)
+            if array.ndim != 4:
+                raise ShapeError(f"{name}: {label} has shape {tuple(array.shape)}, expected (batch, heads, tokens, d)")
+        if key.shape[:2] != query.shape[:2] or key.shape[-1] != query.shape[-1]:
+            raise ShapeError(
+                f"{name}: key has shape {tuple(key.shape)}, expected {(*query.shape[:2], 'Tk', query.shape[-1])} "
+                f"for query {tuple(query.shape)}"
+            )
+        if value.shape[:-1] != key.shape[:-1]:
+            raise ShapeError(
+                f"{name}: value has shape {tuple(value.shape)}, expected {(*key.shape[:-1], 'dv')} for the keys"
+            )
+
+
+def matmul_by_token(a, b):
+    """``a @ b`` for (B, H, T, K) and (B, H, K, d), laid out in memory as (B, T, H, d) so that merging heads is free."""
+    xp = get_xp(a, b)
+    B, H, T, _ = a.shape
+    out = xp.empty((B, T, H, b.shape[-1]), a.dtype)
+    xp.matmul(a, b, out=out.transpose(0, 2, 1, 3))
+    return out.transpose(0, 2, 1, 3)                                        # (B, H, T, d)

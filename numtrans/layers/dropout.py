@@ -1,0 +1,91 @@
+"""Dropout with a counter-based random generator."""
+
+import numpy as np
+
+from numtrans.backend import get_xp
+from numtrans.errors import ConfigError
+from numtrans.module import Module
+
+_MASK32 = 0xFFFFFFFF
+
+
+class Dropout(Module):
+    r"""Set a share ``p`` of the entries to zero and scale up the rest; the identity in evaluation.
+
+    .. math::
+
+        y = x \odot m / (1 - p), \qquad dx = dy \odot m / (1 - p), \qquad m \sim \mathrm{Bernoulli}(1 - p)
+
+    The mask is a function of (``key``, ``counter``, place in the array) alone: the same on NumPy and CuPy, and drawn
+    again when ``counter`` is set back (`Module.random_state`), as a gradient check and a resumed run need it.
+
+    Parameters
+    ----------
+    p : float
+        Probability of a zero, ``0 <= p < 1``.
+    rng : numpy.random.Generator, optional
+        Draws ``key``, so that no two dropout layers of a model share a mask.
+
+    Attributes
+    ----------
+    counter : int
+        Number of masks drawn so far.
+
+    References
+    ----------
+    Srivastava et al. (2014), Dropout, JMLR 15. Salmon et al. (2011), Parallel random numbers: as easy as 1, 2, 3.
+    """
+
+    def __init__(self, p, *, rng=None):
+        super().__init__()
+        if not 0 <= p < 1:
+            raise ConfigError(f"Dropout: p is {p}, expected 0 <= p < 1")
+        self.p = p
+        rng = np.random.default_rng() if rng is None else rng
+        self.key = int(rng.integers(1 << 32))
+        self.counter = 0
+
+    def forward(self, x):
+        self.check_floating("input", x)
+        if not self.training or self.p == 0:
+            self.save(x.shape, None)
+            return x
+        self.counter += 1
+        keep = keep_mask(get_xp(x), x.shape, self.p, self.key, self.counter)
+        self.save(x.shape, keep)
+        y = x * keep
+        y *= 1 / (1 - self.p)
+        return y
+
+    def backward(self, dy):
+        shape, keep = self.saved()
+        self.check_dy(dy, shape, dy)
+        if keep is None:
+            return dy
+        # y = x * keep / (1 - p)
+        dx = dy * keep
+        dx *= 1 / (1 - self.p)
+        return dx
+
+
+def keep_mask(xp, shape, p, key, counter):
+    """Boolean array that is True with probability ``1 - p``: a hash of (key, counter, index) above a threshold."""
+    size = int(np.prod(shape))
+    first, second = _mix(key ^ _mix(counter)), _mix(counter + _mix(key))
+    h = xp.arange(size, dtype=xp.uint32)
+    h += first
+    for multiplier, key_word in ((0x7FEB352D, second), (0x846CA68B, 0)):  # the lowbias32 hash of C. Wellons
+        h ^= h >> 16
+        h ^= key_word
+        h *= multiplier
+        h ^= h >> 15
+    h ^= h >> 16
+    return (h >= int(p * 2**32)).reshape(shape)
+
+
+def _mix(word):
+    """The same hash for one Python integer."""
+    word = (word + 0x9E3779B9) & _MASK32
+    word = ((word ^ (word >> 16)) * 0x7FEB352D) & _MASK32
+    word = ((word ^ (word >> 15)) * 0x846CA68B) & _MASK32
+    return word ^ (word >> 16)

@@ -1,0 +1,94 @@
+"""Token embedding. Shapes: ``...`` any axes of the ids (batch, tokens), ``V`` vocabulary, ``D`` features."""
+
+import numpy as np
+
+from numtrans.backend import backend_name, get_xp, to_device
+from numtrans.errors import ConfigError, DtypeError, IndexRangeError
+from numtrans.module import Module, Parameter
+from numtrans.reductions import rows
+
+ONE_HOT_LIMIT = 1 << 22  # entries; above it a sort beats the product with a one-hot matrix
+
+
+class Embedding(Module):
+    r"""Look up one row of a table for each token.
+
+    .. math::
+
+        y_t = s\, E_{i_t}, \qquad dE_v = s \sum_{t :\, i_t = v} dy_t, \qquad s = \sqrt{D} \text{ or } 1
+
+    A token that occurs several times collects the sum over its places: an assignment by index would keep the last.
+
+    Parameters
+    ----------
+    vocab_size, d_model : int
+        Rows ``V`` and columns ``D`` of the table.
+    scale : bool, default False
+        Multiply by :math:`\sqrt{D}`, as in Vaswani et al. (2017), section 3.4, before positions are added.
+    std : float, optional
+        Standard deviation of the initial table; :math:`D^{-1/2}` by default.
+    rng : numpy.random.Generator, optional
+        Draws the table. A new unseeded one by default.
+
+    Raises
+    ------
+    IndexRangeError
+        If an id is negative or not below ``vocab_size``. NumPy would take a negative one from the end and CuPy would
+        wrap one that is too large. Ids that are already on the GPU are read back for this check, so pass NumPy ids.
+    DtypeError
+        If the ids are not integers.
+    """
+
+    def __init__(self, vocab_size, d_model, scale=False, *, std=None, rng=None):
+        super().__init__()
+        if vocab_size < 1 or d_model < 1:
+            raise ConfigError(f"Embedding: expected vocab_size and d_model of at least 1, got {vocab_size}, {d_model}")
+        self.vocab_size, self.d_model = vocab_size, d_model
+        self.scale = d_model**0.5 if scale else 1.0
+        rng = np.random.default_rng() if rng is None else rng
+        std = d_model**-0.5 if std is None else std
+        self.E = Parameter((std * rng.standard_normal((vocab_size, d_model))).astype(np.float32))
+
+    def forward(self, ids):
+        ids = self.check_ids(ids)
+        self.save(ids)
+        y = self.E.data.take(ids, axis=0)                                   # (..., D)
+        if self.scale != 1.0:
+            y *= self.scale
+        return y
+
+    def backward(self, dy):
+        (ids,) = self.saved()
+        self.check_dy(dy, (*ids.shape, self.d_model), self.E.data)
+        # y = s * E[ids]
+        dE = sum_by_id(rows(dy), ids.reshape(-1), self.vocab_size)          # (V, D)
+        if self.scale != 1.0:
+            dE *= self.scale
+        self.E.add_grad(dE)
+
+    def check_ids(self, ids):
+        """`ids` on the backend of the table, after the checks named above."""
+        ids = ids if hasattr(ids, "dtype") else np.asarray(ids)
+        if ids.dtype.kind not in "iu":
+            raise DtypeError(f"Embedding: ids have dtype {ids.dtype}, expected integers")
+        if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= self.vocab_size):
+            wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+            raise IndexRangeError(f"Embedding: id {wrong} out of range, expected 0 <= id < vocab_size={self.vocab_size}")
+        return to_device(ids, backend_name(self.E.data))
+
+
+def sum_by_id(dy, ids, n):
+    """Rows of `dy` (N, D) summed by their id: row ``v`` of the (n, D) result is the sum of ``dy[ids == v]``."""
+    xp = get_xp(dy, ids)
+    if n * ids.size <= ONE_HOT_LIMIT:
+        one_hot = (ids[:, None] == xp.arange(n)).astype(dy.dtype)           # (N, V)
+        return one_hot.T @ dy
+    total = xp.zeros((n, dy.shape[1]), dy.dtype)
+    if xp is not np:
+        xp.add.at(total, ids, dy)
+        return total
+    order = np.argsort(ids, kind="stable")  # np.add.at would do, but takes five to nine times as long
+    ids = ids[order]
+    first = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1])))
+    total[ids[first]] = np.add.reduceat(dy[order], first, axis=0)
+    return total

@@ -1,0 +1,103 @@
+"""Attention masks: boolean, True = may attend. Shapes: ``B`` batch, ``H`` heads, ``Tq`` queries, ``Tk`` keys."""
+
+import numpy as np
+
+from numtrans.backend import backend_name, get_xp, to_device
+from numtrans.errors import DtypeError, ShapeError
+
+_triangles = {}
+
+
+def causal_mask(Tq, Tk=None):
+    """Mask (Tq, Tk) in which a query sees no later key.
+
+    The last query meets the last key: with ``Tk > Tq`` (cached decoding) query ``i`` sees the keys up to
+    ``i + Tk - Tq``.
+
+    Parameters
+    ----------
+    Tq : int
+        Number of queries.
+    Tk : int, optional
+        Number of keys; `Tq` by default.
+
+    Returns
+    -------
+    numpy.ndarray of bool
+    """
+    Tk = Tq if Tk is None else Tk
+    return np.arange(Tk) <= np.arange(Tq)[:, None] + (Tk - Tq)
+
+
+def padding_mask(lengths=None, max_len=None, *, ids=None, pad_id=None):
+    """Mask (B, 1, 1, T) that hides padded keys, made from lengths or from token ids.
+
+    Parameters
+    ----------
+    lengths : integer array (B,), optional
+        Number of real tokens of each row; the rest, up to `max_len` (the largest length by default), is padding.
+    max_len : int, optional
+        ``T``, with `lengths`.
+    ids : integer array (B, T), optional
+        Token ids, in place of `lengths`.
+    pad_id : int, optional
+        The id that pads, with `ids`.
+
+    Returns
+    -------
+    array of bool
+    """
+    if (lengths is None) == (ids is None) or (ids is None) != (pad_id is None):
+        raise TypeError("padding_mask: expected either lengths, or ids together with pad_id")
+    if ids is not None:
+        return (ids != pad_id)[:, None, None, :]
+    lengths = np.asarray(lengths)
+    max_len = int(lengths.max()) if max_len is None else max_len
+    return (np.arange(max_len) < lengths[:, None])[:, None, None, :]
+
+
+def check_boolean(mask, owner):
+    """Raise unless `mask` is boolean, or integer with nothing but 0 and 1; then return it as boolean."""
+    if not hasattr(mask, "dtype"):
+        raise DtypeError(f"{owner}: mask must be a boolean array (True = may attend), got {type(mask).__name__}")
+    if mask.dtype.kind == "b":
+        return mask
+    if mask.dtype.kind in "iu" and bool(((mask == 0) | (mask == 1)).all()):
+        return mask.astype(bool)
+    raise DtypeError(
+        f"{owner}: mask has dtype {mask.dtype}, expected boolean or 0/1 integers with True = may attend. "
+        "An additive mask (0 and -inf) becomes one by mask == 0."
+    )
+
+
+def mask_bias(mask, scores, owner):
+    """`mask` as an array to add to `scores`: 0 where a query may attend, -inf where it may not."""
+    mask = check_boolean(mask, owner)
+    try:
+        fits = np.broadcast_shapes(mask.shape, scores.shape) == tuple(scores.shape)
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ShapeError(
+            f"{owner}: mask has shape {tuple(mask.shape)}, expected one that broadcasts to {tuple(scores.shape)} "
+            "(batch, heads, queries, keys); a padding mask of keys is (batch, 1, 1, keys)"
+        )
+    xp = get_xp(scores)
+    mask = to_device(mask, backend_name(scores)) if backend_name(mask) == "numpy" else mask
+    get_xp(mask, scores)
+    bias = xp.zeros(mask.shape, scores.dtype)
+    bias[~mask] = -xp.inf
+    return bias
+
+
+def causal_bias(xp, Tq, Tk, dtype):
+    """`causal_mask` as an array (Tq, Tk) of 0 and -inf to add to scores; a view of a triangle that is made once."""
+    n, key = max(Tq, Tk), (xp.__name__, xp.dtype(dtype).char)
+    if key not in _triangles or _triangles[key].shape[0] < n:
+        _triangles[key] = xp.triu(xp.full((n, n), -xp.inf, dtype), 1)
+    if Tk >= Tq:
+        return _triangles[key][Tk - Tq : Tk, :Tk]
+    bias = xp.zeros((Tq, Tk), dtype)
+    bias[: Tq - Tk] = -xp.inf  # the first queries come before every key
+    bias[Tq - Tk :] += _triangles[key][:Tk, :Tk]
+    return bias

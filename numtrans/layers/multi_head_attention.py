@@ -1,0 +1,180 @@
+"""Multi-head attention.
+
+Shapes: ``B`` batch, ``Tq`` queries, ``Tk`` keys, ``D`` = d_model, ``H`` heads, ``G`` key-value heads, ``d`` features of
+a head.
+"""
+
+from numtrans.errors import ConfigError, ShapeError
+from numtrans.layers.attention import ScaledDotProductAttention
+from numtrans.layers.linear import Linear
+from numtrans.layers.rotary import RotaryPositionalEncoding
+from numtrans.module import Module
+
+
+class MultiHeadAttention(Module):
+    r"""Attention in ``H`` subspaces at once.
+
+    .. math::
+
+        \mathrm{head}_h = \mathrm{Attention}(x_q W^Q_h,\; x_k W^K_h,\; x_v W^V_h), \qquad
+        y = \mathrm{Concat}(\mathrm{head}_1, \ldots, \mathrm{head}_H)\, W^O
+
+    The heads are blocks of columns of four `Linear` layers: splitting and merging moves an axis and computes nothing.
+    With fewer key-value heads than heads, ``H / G`` neighbouring heads share one key and one value (grouped-query
+    attention; multi-query for ``G = 1``), whose gradient is the sum over the heads that use it.
+
+    Parameters
+    ----------
+    d_model : int
+        Features ``D`` of the inputs and the output.
+    num_heads : int
+        Heads ``H``.
+    num_kv_heads : int, optional
+        Key-value heads ``G``, a divisor of ``H``; ``H`` by default.
+    d_kv : int, optional
+        Features of a query and a key in one head; ``D / H`` by default.
+    d_v : int, optional
+        Features of a value in one head; `d_kv` by default.
+    dropout : float, default 0.0
+        Share of the attention weights that is dropped in training.
+    bias : bool, default True
+        Whether the four linear layers have biases.
+    causal : bool, default False
+        No query sees a later key.
+    scale : float, optional
+        Factor of the scores, :math:`1/\sqrt{d}` by default.
+    position : RotaryPositionalEncoding or RelativePosition, optional
+        Rotates queries and keys, or adds its term to the scores.
+    rng : numpy.random.Generator, optional
+        Draws the weights.
+
+    Raises
+    ------
+    ConfigError
+        If ``num_heads`` does not divide ``d_model`` (without ``d_kv``), or ``num_kv_heads`` not ``num_heads``.
+
+    References
+    ----------
+    Vaswani et al. (2017), arXiv:1706.03762, section 3.2.2; Shazeer (2019), arXiv:1911.02150 (multi-query);
+    Ainslie et al. (2023), arXiv:2305.13245 (grouped-query).
+    """
+
+    def __init__(
+        self, d_model, num_heads, num_kv_heads=None, d_kv=None, *, d_v=None, dropout=0.0, bias=True, causal=False,
+        scale=None, position=None, rng=None,
+    ):  # fmt: skip
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        check_heads(d_model, num_heads, num_kv_heads, d_kv)
+        d_kv = d_model // num_heads if d_kv is None else d_kv
+        d_v = d_kv if d_v is None else d_v
+        self.d_model, self.num_heads, self.num_kv_heads = d_model, num_heads, num_kv_heads
+        self.q_proj = Linear(d_model, num_heads * d_kv, bias, rng=rng)
+        self.k_proj = Linear(d_model, num_kv_heads * d_kv, bias, rng=rng)
+        self.v_proj = Linear(d_model, num_kv_heads * d_v, bias, rng=rng)
+        self.out_proj = Linear(num_heads * d_v, d_model, bias, rng=rng)
+        rotary = isinstance(position, RotaryPositionalEncoding)
+        self.rotary = position if rotary else None
+        self.attention = ScaledDotProductAttention(
+            dropout, causal, scale, position=None if rotary else position, rng=rng
+        )
+
+    @property
+    def attention_weights(self):
+        """Weights (B, H, Tq, Tk) of the latest forward, before dropout."""
+        return self.attention.attention_weights
+
+    def forward(self, query, key=None, value=None, mask=None):
+        """Attend from `query` (B, Tq, D) to `key` and `value` (B, Tk, D); the output is (B, Tq, D).
+
+        `key` defaults to `query` (self-attention) and `value` to `key`; backward returns one gradient for each array
+        given. `mask` is boolean, True = may attend, and broadcasts to (B, H, Tq, Tk).
+        """
+        given = 1 + (key is not None) + (value is not None)
+        key = query if key is None else key
+        value = key if value is None else value
+        self.check_inputs(query, key, value)
+        # 1. project and split
+        q = split_heads(self.q_proj(query), self.num_heads)                 # (B, H, Tq, d)
+        k = split_heads(self.k_proj(key), self.num_kv_heads)                # (B, G, Tk, d)
+        v = split_heads(self.v_proj(value), self.num_kv_heads)              # (B, G, Tk, dv)
+        # 2. rotate by position; with a causal mask the queries are the last of the keys
+        if self.rotary is not None:
+            q = self.rotary(q, key.shape[1] - query.shape[1] if self.attention.causal else 0)
+            k = self.rotary(k)
+        # 3. each group of heads shares one key and one value
+        k, v = self.repeat(k), self.repeat(v)                               # (B, H, Tk, d), (B, H, Tk, dv)
+        # 4. attend, 5. merge and project
+        self.save(given)
+        return self.out_proj(merge_heads(self.attention(q, k, v, mask)))    # (B, Tq, D)
+
+    def backward(self, dy):
+        (given,) = self.saved()
+        # 5. and 4.
+        dheads = split_heads(self.out_proj.backward(dy), self.num_heads)    # (B, H, Tq, dv)
+        dq, dk, dv = self.attention.backward(dheads)
+        # 3. a shared key and value collect from their group
+        dk, dv = self.sum_groups(dk), self.sum_groups(dv)                   # (B, G, Tk, d), (B, G, Tk, dv)
+        # 2. in reverse order
+        if self.rotary is not None:
+            dk = self.rotary.backward(dk)
+            dq = self.rotary.backward(dq)
+        # 1. the inputs; one array used for several collects the sum
+        dvalue = self.v_proj.backward(merge_heads(dv))                      # (B, Tk, D)
+        dkey = self.k_proj.backward(merge_heads(dk))
+        dquery = self.q_proj.backward(merge_heads(dq))                      # (B, Tq, D)
+        if given == 1:
+            return dquery + dkey + dvalue
+        return (dquery, dkey + dvalue) if given == 2 else (dquery, dkey, dvalue)
+
+    def repeat(self, x):
+        """(B, G, T, d) -> (B, H, T, d): each key-value head for the H / G heads that use it."""
+        return x if self.num_kv_heads == self.num_heads else x.repeat(self.num_heads // self.num_kv_heads, axis=1)
+
+    def sum_groups(self, dx):
+        """Adjoint of `repeat`: (B, H, T, d) -> (B, G, T, d)."""
+        if self.num_kv_heads == self.num_heads:
+            return dx
+        B, _, T, d = dx.shape
+        return dx.reshape(B, self.num_kv_heads, -1, T, d).sum(axis=2)
+
+    def check_inputs(self, query, key, value):
+        """Raise unless the three are (B, T, d_model) and fit together."""
+        for label, x in (("query", query), ("key", key), ("value", value)):
+            self.check_last_axis(x, self.d_model, label, self.q_proj.W.data)
+            if x.ndim != 3:
+                raise ShapeError(
+                    f"MultiHeadAttention: {label} has shape {tuple(x.shape)}, expected (batch, tokens, d_model)"
+                )
+        if key.shape[0] != query.shape[0] or value.shape[:2] != key.shape[:2]:
+            raise ShapeError(
+                f"MultiHeadAttention: key has shape {tuple(key.shape)} and value {tuple(value.shape)}, expected the "
+                f"same tokens and the batch of query {tuple(query.shape)}"
+            )
+
+
+def check_heads(d_model, num_heads, num_kv_heads, d_kv):
+    """Raise `ConfigError` unless the head counts divide."""
+    if num_heads < 1 or num_kv_heads < 1:
+        raise ConfigError(
+            f"MultiHeadAttention: num_heads={num_heads}, num_kv_heads={num_kv_heads}, expected at least 1"
+        )
+    if d_kv is None and d_model % num_heads:
+        raise ConfigError(
+            f"MultiHeadAttention: d_model={d_model} is not divisible by num_heads={num_heads}; choose another number of "
+            "heads, or give d_kv"
+        )
+    if num_heads % num_kv_heads:
+        raise ConfigError(f"MultiHeadAttention: num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}")
+
+
+def split_heads(x, num_heads):
+    """(B, T, H * d) -> (B, H, T, d), a view: first the axes, then the swap, or a head would mix tokens."""
+    B, T, width = x.shape
+    return x.reshape(B, T, num_heads, width // num_heads).transpose(0, 2, 1, 3)
+
+
+def merge_heads(x):
+    """(B, H, T, d) -> (B, T, H * d), the inverse of `split_heads`."""
+    B, H, T, d = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(B, T, H * d)

@@ -1,0 +1,106 @@
+"""The encoder-decoder Transformer.
+
+Shapes: ``B`` batch, ``Ts`` source tokens, ``Tt`` target tokens, ``D`` = d_model, ``V`` target vocabulary.
+"""
+
+import numpy as np
+
+from numtrans.blocks import RELATIVE_POSITIONS, Decoder, Encoder
+from numtrans.errors import ShapeError
+from numtrans.layers.embedding import Embedding
+from numtrans.layers.linear import Linear, TiedLinear
+from numtrans.layers.masks import causal_mask, check_boolean, padding_mask
+from numtrans.models.configs import TransformerConfig
+from numtrans.models.embeddings import TokenEmbedding
+from numtrans.module import Module
+
+
+class Transformer(Module):
+    r"""Encoder-decoder: read a source sequence, predict each next token of a target.
+
+    .. math::
+
+        m = \mathrm{Encoder}(E_s[\text{src}] + p), \qquad h = \mathrm{Decoder}(E_t[\text{tgt}] + p,\; m), \qquad
+        \text{logits} = h W + b
+
+    with embeddings scaled by :math:`\sqrt{D}`. Backward runs the same lines upwards; the memory's gradient is the sum
+    over the decoder's layers and goes on through the encoder.
+
+    Parameters
+    ----------
+    config : TransformerConfig
+    rng : numpy.random.Generator or int, optional
+        Draws the weights, or seeds the generator that does.
+
+    References
+    ----------
+    Vaswani et al. (2017), Attention is all you need, arXiv:1706.03762.
+    """
+
+    def __init__(self, config: TransformerConfig, *, rng=None):
+        super().__init__()
+        rng = np.random.default_rng(rng)
+        self.config = c = config
+        stack = dict(
+            dropout=c.dropout, norm_placement=c.norm_placement, norm=c.norm, feedforward=c.feedforward,
+            position=c.position if c.position in RELATIVE_POSITIONS else None, rng=rng,
+        )  # fmt: skip
+        embed = dict(position=c.position, max_len=c.max_len, dropout=c.dropout, rng=rng)
+        source = Embedding(c.src_vocab_size, c.d_model, scale=True, rng=rng)
+        target = source if c.tie_embeddings else Embedding(c.tgt_vocab_size, c.d_model, scale=True, rng=rng)
+        self.src_embedding = TokenEmbedding(source, **embed)
+        self.tgt_embedding = TokenEmbedding(target, **embed)
+        self.encoder = Encoder(c.num_encoder_layers, c.d_model, c.num_heads, c.d_ff, **stack)
+        self.decoder = Decoder(c.num_decoder_layers, c.d_model, c.num_heads, c.d_ff, **stack)
+        self.output = TiedLinear(target.E) if c.tie_output else Linear(c.d_model, c.tgt_vocab_size, rng=rng)
+
+    def encode(self, src, src_mask=None):
+        """The memory (B, Ts, D) of token ids `src` (B, Ts), and the mask that hides its padding."""
+        self.check_ids("src", src)
+        src_mask = self.source_mask(src, src_mask)
+        return self.encoder(self.src_embedding(src), src_mask), src_mask
+
+    def decode(self, tgt, memory, src_mask=None, tgt_mask=None):
+        """Logits (B, Tt, V) for the token after each of `tgt` (B, Tt). Always causal; `tgt_mask` hides more."""
+        self.check_ids("tgt", tgt)
+        mask = causal_mask(tgt.shape[1])
+        if tgt_mask is not None:
+            mask = mask & check_boolean(tgt_mask, "Transformer")
+        h = self.decoder(self.tgt_embedding(tgt), memory, mask, src_mask)   # (B, Tt, D)
+        return self.output(h)                                               # (B, Tt, V)
+
+    def forward(self, src, tgt, src_mask=None, tgt_mask=None):
+        """Logits (B, Tt, V).
+
+        Parameters
+        ----------
+        src, tgt : integer arrays (B, Ts), (B, Tt)
+            Token ids. `tgt` is the target shifted right: it starts with the begin token.
+        src_mask : boolean array (B, Ts) or one that broadcasts to (B, H, Tt, Ts), optional
+            True = real token. By default the source tokens that are not ``pad_id``.
+        tgt_mask : boolean array that broadcasts to (B, H, Tt, Tt), optional
+            Hides target tokens besides the later ones, which are always hidden.
+        """
+        memory, src_mask = self.encode(src, src_mask)
+        if len(tgt) != len(src):
+            raise ShapeError(f"Transformer: tgt has {len(tgt)} rows, expected {len(src)} as src")
+        return self.decode(tgt, memory, src_mask, tgt_mask)
+
+    def backward(self, dlogits):
+        """Add the gradients of all parameters. Token ids have none, so nothing is returned."""
+        dh = self.output.backward(dlogits)                                  # (B, Tt, D)
+        dtgt, dmemory = self.decoder.backward(dh)                           # (B, Tt, D), (B, Ts, D)
+        self.tgt_embedding.backward(dtgt)
+        self.src_embedding.backward(self.encoder.backward(dmemory))
+
+    def source_mask(self, src, src_mask):
+        """`src_mask` as (B, 1, 1, Ts), made from ``pad_id`` when none is given."""
+        if src_mask is None:
+            pad_id = self.config.pad_id
+            return None if pad_id is None else padding_mask(ids=src, pad_id=pad_id)
+        return src_mask[:, None, None, :] if src_mask.ndim == 2 else src_mask
+
+    def check_ids(self, name, ids):
+        """Raise unless `ids` is (batch, tokens)."""
+        if np.ndim(ids) != 2:
+            raise ShapeError(f"Transformer: {name} has shape {np.shape(ids)}, expected (batch, tokens)")
