@@ -173,5 +173,5 @@ def test_bad_input_is_refused_by_name(make):
 
 
 def test_learned_refuses_another_dtype():
-    with pytest.raises(DtypeError, match="LearnedPositionalEncoding.*float64, expected float32"):
+    with pytest.raises(DtypeError, match=r"LearnedPositionalEncoding.*float64, expected float32"):
         LearnedPositionalEncoding(4, 6)(np.zeros((1, 2, 4)))
