@@ -11,7 +11,7 @@ from numtrans.layers.positional import LearnedPositionalEncoding, SinusoidalPosi
 
 
 def central(f, x, R, h=1e-5):
-    """d sum(f() * R) / dx by central differences; `f` reads `x`, which is put back."""
+    """Gradient of sum(f() * R) with respect to `x` by central differences; `f` reads it, and it is put back."""
     g = np.zeros_like(x)
     for i in np.ndindex(x.shape):
         old, step = x[i], h * max(1.0, abs(x[i]))
@@ -87,6 +87,12 @@ def test_sinusoidal_keeps_the_dtype(dtype):
     assert y.dtype == dtype
     # far angles are taken in float64: the float32 table is the rounded float64 one
     np.testing.assert_array_equal(y[0], layer.table(300).astype(dtype))
+
+
+def test_one_sinusoidal_module_in_two_dtypes():
+    layer = SinusoidalPositionalEncoding(4)
+    layer(np.zeros((1, 9, 4), np.float32))
+    np.testing.assert_array_equal(layer(np.zeros((1, 9, 4)))[0], layer.table(9))
 
 
 def test_sinusoidal_has_nothing_learned():

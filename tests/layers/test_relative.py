@@ -12,7 +12,7 @@ from numtrans.module import no_grad
 
 
 def central(f, x, R, h=1e-5):
-    """d sum(f() * R) / dx by central differences; `f` reads `x`, which is put back."""
+    """Gradient of sum(f() * R) with respect to `x` by central differences; `f` reads it, and it is put back."""
     g = np.zeros_like(x)
     for i in np.ndindex(x.shape):
         old, step = x[i], h * max(1.0, abs(x[i]))

@@ -11,7 +11,7 @@ from numtrans.module import no_grad
 
 
 def central(f, x, R, h=1e-5):
-    """d sum(f() * R) / dx by central differences; `f` reads `x`, which is put back."""
+    """Gradient of sum(f() * R) with respect to `x` by central differences; `f` reads it, and it is put back."""
     g = np.zeros_like(x)
     for i in np.ndindex(x.shape):
         old, step = x[i], h * max(1.0, abs(x[i]))
@@ -105,6 +105,8 @@ def test_grows_beyond_max_len():
     x = np.random.default_rng(4).normal(size=(1, 1, 1, 4))
     for p in (0, 1, 2, 3, 250, np.array([301])):
         np.testing.assert_array_equal(small(x, p), large(x, p))
+    fresh = RotaryPositionalEncoding(4, 2)
+    np.testing.assert_array_equal(fresh(x, np.array([2])), large(x, 2))  # one beyond the end
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
@@ -116,6 +118,13 @@ def test_keeps_the_dtype(dtype):
         assert rope.backward(x).dtype == dtype
     assert rope.parameters() == []
     assert rope.state_dict() == {}
+
+
+def test_one_module_in_two_dtypes():
+    rope = RotaryPositionalEncoding(4)
+    x = np.random.default_rng(9).normal(size=(1, 1, 5, 4))
+    rope(x.astype(np.float32))
+    np.testing.assert_array_equal(rope(x), RotaryPositionalEncoding(4)(x))
 
 
 def test_complex_step():
