@@ -44,7 +44,7 @@ class Optimizer:
             unknown = [name for name in given if name not in defaults and name != "params"]
             if "params" not in given or unknown:
                 raise self._error(f"a group has keys {list(given)}, expected params and any of {list(defaults)}")
-            group = {**defaults, **given, "params": list(dict.fromkeys(given["params"]))}
+            group = {**defaults, **given, "params": list(given["params"])}
             self._check_group(group, seen)
             group["lr_scale"] = group["lr"] / self._lr if group["lr"] != self._lr else 1.0
             self.groups.append(group)
@@ -58,6 +58,8 @@ class Optimizer:
         for parameter in group["params"]:
             if not isinstance(parameter, Parameter):
                 raise self._error(f"expected Parameter objects, got {type(parameter).__name__}")
+        group["params"] = list(dict.fromkeys(group["params"]))  # each once
+        for parameter in group["params"]:
             if parameter in seen:
                 raise self._error(f"{parameter!r} is in two groups")
         seen.update(group["params"])

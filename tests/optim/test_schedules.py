@@ -24,7 +24,9 @@ def test_noam():
     assert noam(4, d_model=4, warmup=0) == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize(("schedule", "quarter"), [(warmup_cosine, 0.1 + 0.9 * (1 + 0.5**0.5) / 2), (warmup_linear, 0.775)])
+@pytest.mark.parametrize(
+    ("schedule", "quarter"), [(warmup_cosine, 0.1 + 0.9 * (1 + 0.5**0.5) / 2), (warmup_linear, 0.775)]
+)
 def test_rise_and_fall(schedule, quarter):
     rate = partial(schedule, peak=1.0, warmup=10, total=50, final=0.1)
     assert [rate(s) for s in (1, 5, 10)] == pytest.approx([0.1, 0.5, 1.0])
