@@ -104,8 +104,8 @@ class Point:
                 )
         if not point.tensors():
             raise ConfigError(
-                f"gradcheck of {type(module).__name__}: nothing to check, expected a floating array among the inputs or "
-                f"a trainable parameter, got inputs of type {[type(x).__name__ for x in inputs]} and no parameter"
+                f"gradcheck of {type(module).__name__}: nothing to check, expected a floating array among the inputs "
+                f"or a trainable parameter, got inputs of type {[type(x).__name__ for x in inputs]} and no parameter"
             )
         rng = np.random.default_rng(seed)
         if randomize:
@@ -208,5 +208,5 @@ def as_output(module, y):
     """`y` as a NumPy array; raises if it is not one floating array or number."""
     if isinstance(y, (float, complex)) or is_floating(y):
         return np.asarray(y if isinstance(y, (float, complex)) else to_numpy(y))
-    what = f"dtype {y.dtype}" if is_array(y) else type(y).__name__
-    raise DtypeError(f"gradcheck: {type(module).__name__}.forward returned {what}, expected one floating array or number")
+    name, what = type(module).__name__, f"dtype {y.dtype}" if is_array(y) else type(y).__name__
+    raise DtypeError(f"gradcheck: {name}.forward returned {what}, expected one floating array or number")

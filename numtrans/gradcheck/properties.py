@@ -6,7 +6,7 @@ Each check runs on a copy of the point and yields one `Property`.
 import numpy as np
 
 from numtrans.backend import get_xp, to_device, to_numpy
-from numtrans.gradcheck.point import Point, converted, is_array, is_floating
+from numtrans.gradcheck.point import converted, is_array, is_floating
 from numtrans.gradcheck.report import Property
 
 CLOSE = 1e-9
@@ -87,7 +87,7 @@ class _Run:
         self.data_before = _bytes(self.data.values())
         self.y = point.module(*self.inputs, **self.kwargs)
         self.y_before = _bytes([self.y])
-        self.dy = point.dy(self.y) if dy is None else to_device(dy, "numpy") if isinstance(self.y, float) else dy
+        self.dy = point.dy(self.y) if dy is None else dy
         self.dy_before = _bytes([self.dy])
 
     def backward(self):
@@ -181,7 +181,7 @@ def _last_in_first_out(point):
         expected.append(_Run(point, inputs, dy).backward())
     both = _parameter_gradients(point)
     wrong = _differing(got_a, expected[0]) or _differing(got_b, expected[1]) or _differing(got, both)
-    return [wrong and f"{wrong}. Does forward keep what backward needs with self.save, and backward take it with saved()?"]
+    return [wrong and f"{wrong}. Keep what backward needs with self.save and take it with saved()"]
 
 
 def _moved(x, rng):
@@ -225,7 +225,7 @@ def float32_errors(point, tolerance):
         promoted = {"the output": y.dtype, **promoted}
     detail = ", ".join(f"{name} is {dtype}" for name, dtype in promoted.items())
     if detail:
-        detail += ". Use Python scalars for constants (math.sqrt, not np.sqrt) and the dtype of the input for new arrays"
+        detail += ". Use Python scalars for constants (math.sqrt, not np.sqrt) and the input's dtype for new arrays"
     norms = {name: float(np.linalg.norm(g)) for name, g in reference.items() if g is not None}
     largest = max(norms.values(), default=0.0)
     errors = {}
@@ -234,6 +234,3 @@ def float32_errors(point, tolerance):
             difference = float(np.linalg.norm(got[name].astype(np.float64) - reference[name]))
             errors[name] = difference / (norm + 0.1 * largest) if difference else 0.0
     return errors, Property("float32 stays float32", not detail, detail)
-
-
-__all__ = ["Point", "check_properties", "float32_errors"]

@@ -32,6 +32,8 @@ class Row:
         The gradient from backward.
     numeric : ndarray
         The numeric gradient; NaN where it was not computed.
+    shares : list of ndarray or None
+        Of a failing tensor, the numeric gradient by slices of the output (see `numeric.full_gradient`).
     """
 
     name: str
@@ -47,6 +49,7 @@ class Row:
     worst_numeric: float = float("nan")
     analytic: np.ndarray | None = field(default=None, repr=False)
     numeric: np.ndarray | None = field(default=None, repr=False)
+    shares: list | None = field(default=None, repr=False)
 
     @property
     def passed(self):
