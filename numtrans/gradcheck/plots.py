@@ -47,7 +47,7 @@ def _difference(figure, axis, row):
     if difference.ndim >= 2:
         table = np.ma.masked_invalid(difference.reshape(-1, difference.shape[-1]))
         image = axis.imshow(table, aspect="auto", cmap="cividis", interpolation="nearest")
-        image.cmap.set_bad("lightgray")
+        axis.set_facecolor("lightgray")
         figure.colorbar(image, ax=axis, label="|analytic - numeric|")
         rows = "row" if difference.ndim == 2 else f"row (axes 0 to {difference.ndim - 2} flattened)"
         axis.set(xlabel="column", ylabel=rows)

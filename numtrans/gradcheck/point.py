@@ -118,6 +118,7 @@ class Point:
     def astype(self, dtype):
         """A copy of this point in `dtype`."""
         module = copy.deepcopy(self.module)
+        module.clear()
         module.zero_grad()
         module.astype(dtype)
         module.load_random_state(self.state)
@@ -166,6 +167,7 @@ class Point:
 
     def gradients(self):
         """All gradients of one forward and backward: name -> array or None (NumPy), and complaints about their form."""
+        self.module.clear()
         self.module.zero_grad()
         self.module.load_random_state(self.state)
         y = self.module(*converted(self.inputs), **converted(self.kwargs))
