@@ -33,8 +33,11 @@ _METHODS = {name: signature.split() for name, signature in _API["methods"].items
 
 # The size of the result depends on the values, so CuPy reads it back from the device.
 _READS_BACK = frozenset(
-    "nonzero flatnonzero argwhere unique unique_all unique_counts unique_inverse unique_values extract compress "
-    "bincount union1d intersect1d setdiff1d setxor1d trim_zeros ediff1d array_repr array_str array2string save".split()
+    [
+        "nonzero", "flatnonzero", "argwhere", "unique", "unique_all", "unique_counts", "unique_inverse",
+        "unique_values", "extract", "compress", "bincount", "union1d", "intersect1d", "setdiff1d", "setxor1d",
+        "trim_zeros", "ediff1d", "array_repr", "array_str", "array2string", "save",
+    ]
 )
 # Ufuncs with an unbuffered, repeat-safe ``at``, and the dtypes for which the device has the atomic operation.
 _SCATTER = {"add": "fFdDeiILQ", "subtract": "fFdDeiILQ", "maximum": "fdilIL", "minimum": "fdilIL"}
@@ -619,7 +622,9 @@ _SPECIAL = {
 }  # fmt: skip
 _SPECIAL["asanyarray"] = asarray
 # These answer on the host.
-_PLAIN = frozenset("ndim shape size iscomplexobj isrealobj isscalar result_type promote_types can_cast".split())
+_PLAIN = frozenset([
+    "ndim", "shape", "size", "iscomplexobj", "isrealobj", "isscalar", "result_type", "promote_types", "can_cast",
+])
 
 
 def _function(name):

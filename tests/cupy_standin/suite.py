@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from numtrans.backend import backend_name, get_xp, to_device, to_numpy
+from numtrans.backend import backend_name, to_device, to_numpy
 
 from . import standin
 
@@ -73,8 +73,12 @@ def run_once(module, inputs, kwargs=None, backend="numpy", dy_seed=11):
     return Run(module, np.array(to_numpy(output)) if is_array(output) else np.array(output), grads, host, waits)
 
 
-def assert_close(name, actual, expected):
-    """Raise unless both are None or agree relative to the largest entry."""
+def assert_close(name, actual, expected, terms=0.0):
+    """Raise unless both are None or agree relative to the largest entry.
+
+    `terms` is the size of what was added up: a gradient that is zero by mathematics, such as that of the keys' bias, is
+    left with 16 rounding errors of its terms.
+    """
     if expected is None or actual is None:
         assert actual is expected, f"{name}: {actual} on cupy, {expected} on numpy"
         return
@@ -85,10 +89,13 @@ def assert_close(name, actual, expected):
         return
     finite = np.isfinite(expected)
     np.testing.assert_array_equal(np.isfinite(actual), finite, err_msg=name)
-    scale = abs(expected[finite]).max(initial=1e-30)
-    error = abs(actual[finite] - expected[finite]).max(initial=0) / scale
     tolerance = TOLERANCE[expected.real.dtype]
-    assert error <= tolerance, f"{name}: relative error {error:.2g} between cupy and numpy, allowed {tolerance}"
+    scale = abs(expected[finite]).max(initial=1e-30)
+    allowed = tolerance * scale + 16 * np.finfo(expected.dtype).eps * terms
+    error = abs(actual[finite] - expected[finite]).max(initial=0)
+    assert error <= allowed, (
+        f"{name}: relative error {error / scale:.2g} between cupy and numpy, allowed {allowed / scale:.2g}"
+    )
 
 
 def run_both(make_module, inputs, kwargs=None, setup=randomise):
@@ -113,7 +120,8 @@ def run_both(make_module, inputs, kwargs=None, setup=randomise):
     Raises
     ------
     AssertionError
-        If anything differs by more than 1e-6 (float32) or 1e-12 (float64), or is on the wrong backend.
+        If anything differs by more than 1e-6 (float32) or 1e-12 (float64) of its largest entry, or is on the wrong
+        backend.
     """
     runs = []
     for backend in ("numpy", "cupy"):
@@ -127,17 +135,8 @@ def run_both(make_module, inputs, kwargs=None, setup=randomise):
     for i, (grad, grad_expected) in enumerate(zip(actual.input_grads, expected.input_grads, strict=True)):
         assert_close(f"gradient of input {i}", grad, grad_expected)
     assert actual.parameter_grads.keys() == expected.parameter_grads.keys()
+    terms = max((float(abs(grad).max()) for grad in expected.parameter_grads.values() if grad is not None), default=0.0)
     for name, grad in expected.parameter_grads.items():
-        assert_close(f"gradient of {name}", actual.parameter_grads[name], grad)
+        assert_close(f"gradient of {name}", actual.parameter_grads[name], grad, terms)
     return actual
 
-
-def step(module, optimizer):
-    """One optimizer step; returns the parameters as NumPy arrays and the waits for the device."""
-    before = standin.synchronisations()
-    optimizer.step()
-    waits = standin.synchronisations() - before
-    for name, parameter in module.named_parameters():
-        get_xp(parameter.data, parameter.grad if parameter.grad is not None else parameter.data)
-        assert parameter.name or name
-    return module.state_dict(), waits

@@ -49,7 +49,8 @@ def test_cupy_too_old(install, version):
     install(version=version)
     with pytest.raises(BackendError, match="14 or newer") as error:
         load_backend("cupy")
-    assert version in str(error.value) and "upgrade" in str(error.value)
+    assert version in str(error.value)
+    assert "upgrade" in str(error.value)
 
 
 @pytest.mark.parametrize("version", ["14.0.0", "14.2.0", "15.0.0rc1"])

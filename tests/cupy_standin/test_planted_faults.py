@@ -118,7 +118,7 @@ class Table(Module):
 
     def __init__(self):
         super().__init__()
-        self.w = Parameter(RNG.standard_normal((4, 5)).astype(np.float32) * 0 + 1)
+        self.w = Parameter(np.ones((4, 5), np.float32))
 
     def forward(self, ids):
         self.save(ids)
@@ -151,8 +151,7 @@ class AddAtOfNumPy(Table):
 
 class IdsOfNumPy(Table):
     def forward(self, ids):
-        y = super().forward(np.asarray(ids.get()) if hasattr(ids, "get") else ids)
-        return y
+        return super().forward(ids.get() if hasattr(ids, "get") else ids)
 
 
 class FloatInForward(Scale):
@@ -179,7 +178,7 @@ def test_right_layers_pass(cupy, layer, x):
     ("layer", "x", "message"),
     [
         (ZerosOfNumPy, X, "Unsupported type"),
-        (ZerosOfNumPyAsGradient, X, "Unsupported type|array"),
+        (ZerosOfNumPyAsGradient, X, "Unsupported type"),
         (FilledFromCuPy, X, "Implicit conversion"),
         (MaskOfNumPy, X, "Unsupported type"),
         (SumWhere, X, "unexpected keyword argument 'where'"),
@@ -187,11 +186,11 @@ def test_right_layers_pass(cupy, layer, x):
         (Errstate, X, "module 'cupy' has no attribute 'errstate'"),
         (Reduce, X, "not supported yet"),
         (ListOperand, X, "Unsupported type <class 'list'>"),
-        (AddAtOfNumPy, IDS, "."),
+        (AddAtOfNumPy, IDS, "NotImplemented"),
     ],
 )
 def test_refused(cupy, layer, x, message):
-    with pytest.raises((TypeError, AttributeError, NotImplementedError, ValueError, AssertionError), match=message):
+    with pytest.raises((TypeError, AttributeError, NotImplementedError), match=message):
         run_both(layer, [x])
 
 
