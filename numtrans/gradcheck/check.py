@@ -140,7 +140,7 @@ class _CentralProbe:
         if numeric.slope_gap(line, self.y0, line.step) > 0.5 * miss and numeric.has_kink(line, self.y0):
             return None
         if miss <= 1e-3 * size + 1e-6:
-            return numeric.extrapolated(line)
+            return numeric.extrapolated(line, share)
         return value
 
 

@@ -94,17 +94,20 @@ def has_kink(line, y0):
     return False
 
 
-def extrapolated(line):
+def extrapolated(line, enough=0.0):
     """Central differences extrapolated to error O(h^4), at the best of three steps.
 
     The best step is the one where the plain difference and the extrapolated one agree most closely: a step that is
-    too small suffers from rounding, one that is too large from curvature.
+    too small suffers from rounding, one that is too large from curvature. The search ends where the two agree to
+    within `enough`.
     """
     best = (math.inf, math.nan)
-    for h in (line.step, 10 * line.step, 100 * line.step):
+    for h in (10 * line.step, line.step, 100 * line.step):
         near, far = central(line, h), central(line, 2 * h)
         value = (4 * near - far) / 3
         best = min(best, (abs(value - near), value))
+        if best[0] <= enough:
+            break
     return best[1]
 
 

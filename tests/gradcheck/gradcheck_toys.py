@@ -1,4 +1,4 @@
-"""Small right modules, and the same with one planted mistake each. Each mistake is a subclass that changes one method."""
+"""Small right modules, and the same with one planted mistake each, in a subclass."""
 
 import math
 

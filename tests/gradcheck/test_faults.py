@@ -38,7 +38,8 @@ def test_chk_02_float64_and_the_right_step():
         down[i] -= h
         slope = (np.sin(up).sum(dtype=np.float32) - np.sin(down).sum(dtype=np.float32)) / (2 * h)
         worst = max(worst, abs(float(slope) - np.cos(x[i])))
-    assert worst > 1e-3 and total > 0  # the faulty way
+    assert worst > 1e-3
+    assert total > 0
 
     point = point_with(toys.Sine(), single, np.ones(200))
     gradient, _ = numeric.full_gradient(point, point.tensors()["x"])
@@ -82,7 +83,8 @@ def test_a_plain_sum_misses_the_softmax_fault_and_ours_does_not():
 
 def test_zro_01_accumulation():
     names = {p.name: p for p in gradcheck(toys.Linear(), normal(2, 3, 4)).properties}
-    assert names["parameter gradients accumulate"].passed and names["a second run agrees"].passed
+    assert names["parameter gradients accumulate"].passed
+    assert names["a second run agrees"].passed
     assert not gradcheck(toys.Overwrites(), normal(2, 3, 4))
 
     class Grows(toys.Linear):

@@ -41,4 +41,6 @@ def test_fixtures(tmp_path):
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert "1 failed, 1 passed" in run.stdout, run.stdout + run.stderr
-    assert "GradientError" in run.stdout and "1.5 times the right one" in run.stdout and "worst index" in run.stdout
+    assert "GradientError" in run.stdout
+    assert "1.5 times the right one" in run.stdout
+    assert "worst index" in run.stdout
