@@ -1,0 +1,66 @@
+"""What several test files need: generic parameters, and gradients by central differences."""
+
+import numpy as np
+
+
+def normal(*shape, seed=0, dtype=np.float64):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def generic(module, seed=0, dtype=np.float64):
+    """`module` in `dtype` with noise on every parameter, so that no gain is 1 and no bias 0."""
+    rng = np.random.default_rng(seed)
+    module.astype(dtype)
+    for parameter in module.parameters():
+        parameter.data = (parameter.data + 0.4 * rng.standard_normal(parameter.data.shape)).astype(dtype)
+    return module
+
+
+def numeric(f, x, h=1e-5):
+    """df/dx of the scalar f() by central differences; `f` reads `x`, which is put back."""
+    g = np.zeros_like(x)
+    for i in np.ndindex(x.shape):
+        old, step = x[i], h * max(1.0, abs(x[i]))
+        x[i] = old + step
+        up = f()
+        x[i] = old - step
+        down = f()
+        x[i] = old
+        g[i] = (up - down) / (2 * step)
+    return g
+
+
+def assert_same_gradient(found, expected, name="gradient"):
+    assert found.shape == expected.shape, name
+    error, norm = np.linalg.norm(found - expected), np.linalg.norm(expected)
+    assert error <= 1e-7 * norm + 1e-9, f"{name}: error {error:.3g}, norm {norm:.3g}"
+
+
+def check_gradients(module, *inputs, dy=None, **kwargs):
+    """Compare backward with central differences, for every floating input and every parameter, at a random dy.
+
+    Masks of dropout are held: the counters are set back before each forward. Returns the input gradients.
+    """
+    counters = module.random_state()
+    module.zero_grad()
+    y = module(*inputs, **kwargs)
+    dy = normal(*y.shape, seed=99) if dy is None else dy
+    found = module.backward(dy)
+    found = found if isinstance(found, tuple) else () if found is None else (found,)
+    assert module.pending == 0
+
+    def loss():
+        module.load_random_state(counters)
+        value = (module(*inputs, **kwargs) * dy).sum()
+        module.clear()
+        return value
+
+    floating = [x for x in inputs if x is not None and x.dtype.kind == "f"]
+    assert len(found) == len(floating)
+    for i, (dx, x) in enumerate(zip(found, floating)):
+        assert_same_gradient(dx, numeric(loss, x), f"input {i}")
+    for name, parameter in module.named_parameters():
+        expected = numeric(loss, parameter.data)
+        assert parameter.grad is not None, name
+        assert_same_gradient(parameter.grad, expected, name)
+    return found
