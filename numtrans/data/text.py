@@ -11,7 +11,9 @@ from numtrans.data.vocabulary import Vocabulary
 from numtrans.errors import DataError
 
 DEFAULT_TEXT = "the topics of Python's help()"                  # how errors name the text that comes with Python
-_TYPEWRITER = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "--", "…": "...", "\xa0": " "})
+_TYPEWRITER = str.maketrans({                                   # curly quotes, long dashes, the dots, the hard space
+    "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "--", "\u2026": "...",
+    "\xa0": " "})
 
 
 def load_text(path=None):

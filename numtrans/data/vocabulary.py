@@ -14,8 +14,9 @@ PAD, BOS, EOS, UNK = 0, 1, 2, 3
 NUM_SPECIAL = 4
 UNKNOWN_TEXT = "\N{REPLACEMENT CHARACTER}"      # what an unknown symbol looks like when it is decoded
 
-# A word keeps its inner apostrophes and hyphens ("don't", "well-known"); every other mark is a word of its own.
-_WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
+# A word keeps its inner apostrophes (straight or curly) and hyphens ("don't", "well-known"); every other mark is a word
+# of its own.
+_WORD = re.compile(r"\w+(?:['\u2019-]\w+)*|[^\w\s]")
 _SPACE_BEFORE_MARK = re.compile(r" (?=[.,;:!?)\]])")
 
 
