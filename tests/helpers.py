@@ -8,11 +8,12 @@ def normal(*shape, seed=0, dtype=np.float64):
 
 
 def generic(module, seed=0, dtype=np.float64):
-    """`module` in `dtype` with noise on every parameter, so that no gain is 1 and no bias 0."""
+    """`module` in `dtype` with matrices of noise, and noise on vectors: no gain is 1 and no bias 0. Always the same."""
     rng = np.random.default_rng(seed)
     module.astype(dtype)
     for parameter in module.parameters():
-        parameter.data = (parameter.data + 0.4 * rng.standard_normal(parameter.data.shape)).astype(dtype)
+        start = parameter.data if parameter.data.ndim == 1 else 0
+        parameter.data = (start + 0.5 * rng.standard_normal(parameter.data.shape)).astype(dtype)
     return module
 
 

@@ -74,11 +74,11 @@ def keep_mask(xp, shape, p, key, counter):
     first, second = _mix(key ^ _mix(counter)), _mix(counter + _mix(key))
     h = xp.arange(size, dtype=xp.uint32)
     h += first
-    for multiplier, key_word in ((0x7FEB352D, second), (0x846CA68B, 0)):  # the lowbias32 hash of C. Wellons
-        h ^= h >> 16
-        h ^= key_word
-        h *= multiplier
-        h ^= h >> 15
+    h ^= h >> 16  # the lowbias32 hash of C. Wellons, with the second word put in
+    h ^= second
+    h *= 0x7FEB352D
+    h ^= h >> 15
+    h *= 0x846CA68B
     h ^= h >> 16
     return (h >= int(p * 2**32)).reshape(shape)
 
