@@ -5,14 +5,12 @@ from numtrans.data import SequenceTask
 from numtrans.errors import DataError
 
 
-@pytest.mark.parametrize(("kind", "answer"), [("copy", "B2ab"), ("reverse", "ba2B"), ("sort", "2Bab")])
-def test_answers(kind, answer):
+@pytest.mark.parametrize("kind", ["copy", "reverse", "sort"])
+def test_answers(kind):
     task = SequenceTask(kind, vocab_size=62, n_train=500, n_valid=20, n_test=20)
     for source, target in task.train + task.valid + task.test:
         right = {"copy": source, "reverse": "".join(reversed(source)), "sort": "".join(sorted(source))}[kind]
         assert target == right
-    from numtrans.data.tasks import _ANSWERS
-    assert _ANSWERS[kind]("B2ab") == answer
 
 
 @pytest.mark.parametrize(("arguments", "space"), [

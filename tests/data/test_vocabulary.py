@@ -55,7 +55,7 @@ def test_unknown_symbols():
 
 
 def test_words_are_ordered_by_frequency_then_alphabet():
-    texts = ["b b b a c c", "d a"]
+    texts = ["b b b c a c", "d a"]
     assert Vocabulary.from_words(texts).symbols == ["b", "a", "c", "d"]
     assert Vocabulary.from_words(texts[::-1]).symbols == ["b", "a", "c", "d"]
     assert Vocabulary.from_words(texts, max_size=6).symbols == ["b", "a"]
