@@ -39,10 +39,10 @@ def gradcheck(module, *inputs, method="central", seed=0, tolerance=None, toleran
     compared with the tolerance. Every coordinate of a tensor of at most 256 entries is checked; of a larger one 20
     coordinates (the 4 largest of :math:`a`, the rest random) and the slopes along 2 random directions of unit length.
 
-    Differences are central, with :math:`h = 10^{-5} \max(1, |x|)`; if a tensor misses by more than a tenth of the
-    bound, the differences that miss by more than their share, but not grossly, are extrapolated to fourth order (see `numeric.extrapolated`). Where the
-    slopes on the two sides disagree (a ReLU kink within the step) the coordinate is left out, or redrawn in a large
-    tensor, and counted in the report.
+    Differences are central, with :math:`h = 10^{-5} \max(1, |x|)`. If a tensor misses by more than a tenth of the
+    bound, the differences that miss by more than their share of it, but not grossly, are extrapolated to fourth order
+    (see `numeric.extrapolated`). Where the slopes on the two sides disagree (a ReLU kink within the step) the
+    coordinate is left out, or redrawn in a large tensor, and counted in the report.
 
     Parameters
     ----------
