@@ -8,9 +8,10 @@ from numtrans.data.batching import IGNORE, Batch, Seq2SeqBatches, pad_batch, shi
 from numtrans.data.date_names import FORMATS, DateFormat
 from numtrans.data.dates import DateTask, write_date, write_dates
 from numtrans.data.pairs import PairTask, load_pairs
+from numtrans.data.subword import SubwordVocabulary, vocabulary_from_dict
 from numtrans.data.tasks import Seq2SeqTask, SequenceTask
 from numtrans.data.text import TextTask, load_text
-from numtrans.data.vocabulary import BOS, EOS, PAD, UNK, SubwordVocabulary, Vocabulary, vocabulary_from_dict
+from numtrans.data.vocabulary import BOS, EOS, PAD, UNK, Vocabulary
 
 __all__ = [
     "BOS", "EOS", "FORMATS", "IGNORE", "PAD", "UNK", "Batch", "DateFormat", "DateTask", "PairTask", "Seq2SeqBatches",

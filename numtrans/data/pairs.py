@@ -1,9 +1,10 @@
 """Sentence pairs from files: two texts whose lines belong together, or one file with a tab in each line."""
 import numpy as np
 
+from numtrans.data.subword import SubwordVocabulary
 from numtrans.data.tasks import Seq2SeqTask
 from numtrans.data.text import load_text
-from numtrans.data.vocabulary import SubwordVocabulary, Vocabulary
+from numtrans.data.vocabulary import Vocabulary
 from numtrans.errors import DataError
 
 
