@@ -25,4 +25,5 @@ def keep_freed_memory():
     if not hasattr(libc, "gnu_get_libc_version"):
         return False
     settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 1 << 26))
-    return all([libc.mallopt(name, value) for name, value in settings])
+    done = [libc.mallopt(name, value) for name, value in settings]
+    return all(done)

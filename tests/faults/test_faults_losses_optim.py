@@ -336,7 +336,8 @@ def test_sch_01_the_first_step_is_one():
         ours(0)
     assert noam(1, given["d_model"], 0) == pytest.approx(512**-0.5)
     rising = [ours(step) for step in range(1, 4001)]
-    assert rising == sorted(set(rising)) and ours(4001) < ours(4000)
+    assert rising == sorted(set(rising))
+    assert ours(4001) < ours(4000)
 
 
 # ---- parameters, gradients, state

@@ -135,7 +135,8 @@ def test_groups_keep_their_own_settings_and_lr_ratio():
     optimizer.step()
     assert (a.data[0], b.data[0]) == pytest.approx((0.99, 1 - 0.03 * 2))
     optimizer.zero_grad()
-    assert a.grad is None and b.grad is None
+    assert a.grad is None
+    assert b.grad is None
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_a_full_disk_leaves_the_old_file(good, monkeypatch, where):
         monkeypatch.setattr(checkpoint, "open", lambda path, mode: FullFile(path.open(mode)), raising=False)
     else:
         monkeypatch.setattr(checkpoint.os, where, full)
-    with pytest.raises(CheckpointError, match="No space left on device. A file that was there is unchanged"):
+    with pytest.raises(CheckpointError, match=r"No space left on device. A file that was there is unchanged"):
         save_weights(Net(width=5), good)
     assert good.read_bytes() == old
     assert os.listdir(good.parent) == [good.name]

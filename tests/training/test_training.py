@@ -98,7 +98,8 @@ def accuracy(trainer):
     """A validate that compares the model's answers with the right ones."""
 
     def validate():
-        assert not trainer.model.training and not grad_enabled()
+        assert not trainer.model.training
+        assert not grad_enabled()
         ids = np.arange(5)[None]
         logits = trainer.model(ids)
         loss = CrossEntropyLoss()(logits, (ids + 1) % 5)
@@ -127,16 +128,19 @@ def assert_same(trainer, other):
 def test_it_learns_and_keeps_a_history(tmp_path):
     trainer = make(tmp_path, log_every=5, evaluate_every=20, best="exact_match")
     history = trainer.fit(Successors(), 60, accuracy(trainer))
-    assert history is not trainer.history and history == trainer.history
+    assert history is not trainer.history
+    assert history == trainer.history
     assert history["step"] == list(range(5, 61, 5))
     assert history["valid_step"] == [20, 40, 60]
     assert len(history["loss"]) == len(history["lr"]) == len(history["grad_norm"]) == 12
     assert len(history["valid_loss"]) == len(history["exact_match"]) == 3
-    assert history["lr"][0] == 0.05 and history["lr"][-1] == 0.0
+    assert history["lr"][0] == 0.05
+    assert history["lr"][-1] == 0.0
     assert history["loss"][-1] < 1.0 < history["loss"][0]
     assert history["exact_match"][-1] == 1.0
     assert trainer.model.training
-    assert not trainer.interrupted and not trainer.stopped_early
+    assert not trainer.interrupted
+    assert not trainer.stopped_early
     lines = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
     assert lines == trainer.records
     assert lines[3].keys() == {"step", "loss", "lr", "grad_norm", "valid_loss", "exact_match"}
@@ -231,7 +235,8 @@ def test_best_weights_are_kept_as_copies_and_on_disk(tmp_path):
         return {"valid_loss": next(losses)}
 
     trainer.fit(Successors(), 50, validate)
-    assert trainer.stopped_early and trainer.step == 5
+    assert trainer.stopped_early
+    assert trainer.step == 5
     assert (trainer.best["step"], trainer.best["value"]) == (2, 3.0)
     net = Net(seed=9)
     assert load_weights(net, tmp_path / "best.safetensors") == {"step": 2, "valid_loss": 3.0}
@@ -349,7 +354,9 @@ def test_ctrl_c_ends_after_the_step_and_saves(tmp_path):
     whole.fit(Successors(), 12, accuracy(whole))
     trainer = make(tmp_path, evaluate_every=4)
     history = trainer.fit(Successors(fault={8: press()}), 12, accuracy(trainer))
-    assert trainer.interrupted and trainer.step == 8 and history["valid_step"] == [4, 8]
+    assert trainer.interrupted
+    assert trainer.step == 8
+    assert history["valid_step"] == [4, 8]
     assert signal.getsignal(signal.SIGINT) is handler
     again = make(tmp_path, evaluate_every=4).resume()
     again.fit(Successors(), 12, accuracy(again))
@@ -400,7 +407,8 @@ def test_a_break_within_a_step_leaves_the_last_whole_step(tmp_path, where, error
     trainer.model.noise = Breaks(10, error, where)  # the second piece of step 5
     with contextlib.nullcontext() if error is KeyboardInterrupt else pytest.raises(MemoryError):
         trainer.fit(Successors(), 8)
-    assert trainer.step == 4 and trainer.model.random_state() == {"noise": 8}
+    assert trainer.step == 4
+    assert trainer.model.random_state() == {"noise": 8}
     assert trainer.interrupted == (error is KeyboardInterrupt)
     assert trainer.model.pending == trainer.loss.pending == 0
     assert all(p.grad is None for p in trainer.model.parameters())
@@ -419,7 +427,8 @@ def test_in_another_thread_signals_are_left_alone():
     thread = threading.Thread(target=trainer.fit, args=(batches, 2))
     thread.start()
     thread.join()
-    assert trainer.step == 2 and seen == [handler]
+    assert trainer.step == 2
+    assert seen == [handler]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
