@@ -6,7 +6,7 @@ A file ``values/NAME.safetensors`` holds arrays under these names:
 - ``dy`` and ``y``: the gradient with respect to the output, and the output
 - ``dinput.x``, ``dparam.W``: the gradients; ``after.m``: a buffer after forward
 
-and in its metadata, as JSON, ``module`` (see `build`), ``inputs`` (their order), ``scalars`` (arguments of
+and in its metadata, under ``golden`` as JSON, ``module`` (see `build`), ``inputs`` (their order), ``scalars`` (arguments of
 forward by keyword that are no arrays) and ``training``.
 """
 
@@ -26,14 +26,14 @@ RTOL, ATOL = 1e-10, 1e-12
 def write(path, arrays, meta):
     """Write NumPy `arrays` by name and the JSON-able dict `meta`."""
     arrays = {name: np.array(array, order="C") for name, array in arrays.items()}  # it would write a view's buffer
-    save_file(arrays, path, {key: json.dumps(value) for key, value in meta.items()})
+    save_file(arrays, path, {"golden": json.dumps(meta)})  # one key: several would be written in any order
 
 
 def read(path):
     """``(arrays, meta)`` as they were written."""
     with safe_open(path, framework="np") as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118: not a mapping
-        return arrays, {key: json.loads(value) for key, value in file.metadata().items()}
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return arrays, json.loads(file.metadata()["golden"])
 
 
 def part(arrays, kind):

@@ -6,8 +6,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import golden_file
-import torch_attention  # noqa: F401: registers its cases, as do the others
+import torch_attention  # noqa: F401 (registers its cases, as do the others)
 import torch_layers  # noqa: F401
+import torch_models  # noqa: F401
+import torch_training  # noqa: F401
 from recording import CASES
 
 
