@@ -6,9 +6,9 @@ A file ``values/NAME.safetensors`` holds arrays under these names:
 - ``dy`` and ``y``: the gradient with respect to the output, and the output
 - ``dinput.x``, ``dparam.W``: the gradients; ``after.m``: a buffer after forward
 
-and in its metadata, under ``golden`` as JSON: ``module`` (see `build`), ``inputs`` (their order), ``scalars`` (arguments
-of forward by keyword that are no arrays) and ``training``. Files of optimizers and clipping are described by their
-recorders in torch_training.py.
+and in its metadata, under ``golden`` as JSON: ``module`` (see `build`), ``inputs`` (their order), ``scalars``
+(arguments of forward by keyword that are no arrays) and ``training``.
+Files of optimizers and clipping are described by their recorders in torch_training.py.
 """
 
 import json
