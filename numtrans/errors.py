@@ -47,3 +47,7 @@ class DataError(NumtransError, ValueError):
 
 class GradientError(NumtransError, AssertionError):
     """A gradient check failed; the message is the table of the check."""
+
+
+class NonFiniteError(NumtransError, FloatingPointError):
+    """A loss or a gradient is NaN or infinite."""

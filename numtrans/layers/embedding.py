@@ -73,7 +73,7 @@ class Embedding(Module):
             raise DtypeError(f"Embedding: ids have dtype {ids.dtype}, expected integers")
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= self.vocab_size):
             wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
-            raise IndexRangeError(f"Embedding: id {wrong} out of range, expected 0 <= id < vocab_size={self.vocab_size}")
+            raise IndexRangeError(f"Embedding: id {wrong} out of range, expected 0 <= id < V={self.vocab_size}")
         return to_device(ids, backend_name(self.E.data))
 
 

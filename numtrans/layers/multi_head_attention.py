@@ -161,8 +161,8 @@ def check_heads(d_model, num_heads, num_kv_heads, d_kv):
         )
     if d_kv is None and d_model % num_heads:
         raise ConfigError(
-            f"MultiHeadAttention: d_model={d_model} is not divisible by num_heads={num_heads}; choose another number of "
-            "heads, or give d_kv"
+            f"MultiHeadAttention: d_model={d_model} is not divisible by num_heads={num_heads}; choose another "
+            "number of heads, or give d_kv"
         )
     if num_heads % num_kv_heads:
         raise ConfigError(f"MultiHeadAttention: num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}")

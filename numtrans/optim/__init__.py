@@ -1,7 +1,8 @@
 """Optimizers, parameter groups, gradient clipping and learning rate schedules."""
 
+from numtrans.errors import NonFiniteError
 from numtrans.optim.adam import Adam, AdamW
-from numtrans.optim.clipping import NonFiniteError, clip_grad_norm
+from numtrans.optim.clipping import clip_grad_norm
 from numtrans.optim.groups import no_decay
 from numtrans.optim.optimizer import Optimizer
 from numtrans.optim.schedules import constant, noam, warmup_cosine, warmup_linear

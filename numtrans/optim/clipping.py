@@ -3,11 +3,7 @@
 import math
 
 from numtrans.backend import get_xp
-from numtrans.errors import ConfigError, NumtransError
-
-
-class NonFiniteError(NumtransError, FloatingPointError):
-    """A loss or a gradient is NaN or infinite."""
+from numtrans.errors import ConfigError, NonFiniteError
 
 
 def clip_grad_norm(parameters, max_norm):

@@ -1,0 +1,1 @@
+"""Looking inside: plots of training and of attention."""

@@ -1,0 +1,258 @@
+"""A run: one folder with all that is needed to use a trained model again. What the command line does, as functions.
+
+``config.json`` holds the task, the configuration of the model, the vocabularies and the settings of the training;
+``model.safetensors`` the weights; `Trainer` adds ``history.jsonl`` and ``checkpoint.safetensors``.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from numtrans.checkpoint import load_weights, save_weights, write_json
+from numtrans.data import DateTask, PairTask, Seq2SeqBatches, SequenceTask, TextTask, pad_batch, vocabulary_from_dict
+from numtrans.errors import CheckpointError, ConfigError
+from numtrans.generation import translate
+from numtrans.losses import CrossEntropyLoss
+from numtrans.models import GPT, GPTConfig, Transformer, TransformerConfig
+from numtrans.optim import AdamW, no_decay, warmup_cosine
+from numtrans.training import Trainer
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+KINDS = {"Transformer": (Transformer, TransformerConfig), "GPT": (GPT, GPTConfig)}
+
+
+@dataclass
+class Run:
+    """A model with its vocabularies (the same one twice for a language model) and its settings."""
+
+    model: object
+    source_vocab: object
+    target_vocab: object
+    settings: dict
+
+    def translate(self, texts, max_len=None):
+        """The greedy translation of each of `texts`, as strings."""
+        if not isinstance(self.model, Transformer):
+            raise ConfigError("this run holds a language model; use `numtrans sample`, not `numtrans translate`")
+        rows = [self.source_vocab.encode(text) for text in texts]
+        if not all(rows):
+            raise ConfigError("translate: an empty text has nothing to translate")
+        max_len = self.settings["longest_target"] + 1 if max_len is None else max_len
+        written = translate(self.model, pad_batch(rows)[0], max_len)
+        return [self.target_vocab.decode(row) for row in written]
+
+    def save(self, folder):
+        """Write ``config.json`` and ``model.safetensors`` into `folder`."""
+        save_weights(self.model, Path(folder) / WEIGHTS)
+        self.write_config(folder)
+
+    def write_config(self, folder):
+        """Write ``config.json`` into `folder`."""
+        config = {
+            "model": type(self.model).__name__,
+            "config": self.model.config.to_dict(),
+            "source_vocab": self.source_vocab.to_dict(),
+            "target_vocab": self.target_vocab.to_dict(),
+            "settings": self.settings,
+        }
+        write_json(Path(folder) / CONFIG, config)
+
+
+def load_run(folder):
+    """Read a run that `Run.save` wrote, in evaluation mode.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder is no run, or a file in it is broken.
+    """
+    config = _read_config(folder)
+    try:
+        kind, config_kind = KINDS[config["model"]]
+        run = Run(
+            kind(config_kind(**config["config"]), rng=0),
+            vocabulary_from_dict(config["source_vocab"]),
+            vocabulary_from_dict(config["target_vocab"]),
+            config["settings"],
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{Path(folder) / CONFIG}: not the configuration of a run ({what})") from error
+    load_weights(run.model, Path(folder) / WEIGHTS)
+    run.model.eval()
+    return run
+
+
+def load_settings(folder):
+    """The settings of the run in `folder`, for going on with its training."""
+    config = _read_config(folder)
+    if not isinstance(config, dict) or not isinstance(config.get("settings"), dict):
+        raise CheckpointError(f"{Path(folder) / CONFIG}: not the configuration of a run (no settings)")
+    return config["settings"]
+
+
+def _read_config(folder):
+    path = Path(folder) / CONFIG
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: not the folder of a run, there is no {CONFIG} in it") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+
+
+# ---- tasks: where batches come from, and how a model is judged
+
+
+def make_task(name, *, text=None, source=None, target=None, level="word", block=64, seed=0):
+    """The data set called `name`: dates, copy, reverse, sort, text or pairs."""
+    if name == "dates":
+        return DateTask(seed=seed)
+    if name in ("copy", "reverse", "sort"):
+        return SequenceTask(name, seed=seed)
+    if name == "text":
+        return TextTask(text, block=block)
+    if name == "pairs":
+        if source is None:
+            raise ConfigError("--task pairs needs --source FILE (tab-separated), or --source FILE --target FILE")
+        return PairTask(source, target, level=level, seed=seed)
+    raise ConfigError(f"unknown task {name!r}")
+
+
+class StepBatches:
+    """Batches of a sequence-to-sequence task by the number of the step, as `Trainer` wants them."""
+
+    def __init__(self, pairs, batch_size, seed=0):
+        self.batches = Seq2SeqBatches(pairs, batch_size, seed=seed)
+        self.epoch, self.order = None, None
+
+    def batch(self, step):
+        """Inputs (source, shifted target) and the targets of `step`, counted from 1."""
+        epoch, place = divmod(step - 1, len(self.batches))
+        if epoch != self.epoch:
+            self.epoch, self.order = epoch, list(self.batches.epoch(epoch))
+        batch = self.order[place]
+        return (batch.src, batch.tgt_in), batch.tgt_out
+
+
+class TextBatches:
+    """Random rows of a text by the number of the step."""
+
+    def __init__(self, task, batch_size, seed=0):
+        self.task, self.batch_size, self.seed = task, batch_size, seed
+
+    def batch(self, step):
+        """Inputs and targets of `step`, counted from 1."""
+        return self.task.batch(np.random.default_rng((self.seed, step)), self.batch_size)
+
+
+def mean_loss(model, batches):
+    """Mean cross-entropy (nats) over all counted tokens of `batches` of (inputs, targets)."""
+    loss, total, count = CrossEntropyLoss(reduction="sum"), 0.0, 0
+    for inputs, targets in batches:
+        total += float(loss(model(*inputs), targets))
+        count += int((targets != loss.ignore_index).sum())
+        loss.clear()
+    return total / count
+
+
+def exact_match(run, pairs, batch_size=100):
+    """Share of `pairs` whose translation equals the target in every character, and the translations."""
+    order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0]))  # batches of like length
+    written = [None] * len(pairs)
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        for i, text in zip(chosen, run.translate([pairs[i][0] for i in chosen])):
+            written[i] = text
+    return sum(w == target for w, (_, target) in zip(written, pairs)) / len(pairs), written
+
+
+def validation(run, task, batch_size):
+    """The function that `Trainer` calls for the numbers of the validation set."""
+    if isinstance(task, TextTask):
+        rows = max(64, batch_size)
+        return lambda: {"valid_loss": mean_loss(run.model, (((x,), y) for x, y in task.eval_batches(rows)))}
+    held_out = Seq2SeqBatches(task.encode_pairs(task.valid), 100, shuffle=False)
+
+    def validate():
+        loss = mean_loss(run.model, [((b.src, b.tgt_in), b.tgt_out) for b in held_out])
+        return {"valid_loss": loss, "exact_match": exact_match(run, task.valid)[0]}
+
+    return validate
+
+
+# ---- making and training a run
+
+
+def make_run(task, settings):
+    """A new model for `task`, drawn from the seed, with the sizes in `settings` (see the options of the command)."""
+    s = settings
+    shape = dict(
+        d_model=s["d_model"], num_heads=s["heads"], d_ff=s["d_ff"] or 4 * s["d_model"], dropout=s["dropout"],
+        norm_placement=s["norm_placement"], norm=s["norm"], feedforward=s["feedforward"], position=s["position"],
+    )  # fmt: skip
+    rng = np.random.default_rng(s["seed"])
+    if isinstance(task, TextTask):
+        config = GPTConfig(len(task.vocab), max_len=s["block"], num_layers=s["layers"], **shape)
+        return Run(GPT(config, rng=rng), task.vocab, task.vocab, dict(s))
+    targets = [task.encode_pair(*pair)[1] for pair in task.train + task.valid + task.test]
+    longest = max(len(row) for row in targets)
+    sources = max(len(task.encode_pair(*pair)[0]) for pair in task.train + task.valid + task.test)
+    config = TransformerConfig(
+        len(task.source_vocab), len(task.target_vocab), num_encoder_layers=s["layers"], num_decoder_layers=s["layers"],
+        max_len=max(longest + 1, sources, 64), **shape,
+    )  # fmt: skip
+    return Run(Transformer(config, rng=rng), task.source_vocab, task.target_vocab, {**s, "longest_target": longest})
+
+
+def make_trainer(run, out, *, overwrite=False):
+    """A `Trainer` with AdamW, warm-up and a cosine, as the settings of the run say."""
+    s = run.settings
+    loss = CrossEntropyLoss(label_smoothing=s["label_smoothing"])
+    optimizer = AdamW(no_decay(run.model, s["weight_decay"]), lr=s["lr"], betas=(0.9, s["beta2"]))
+    warmup = min(s["warmup"], s["steps"])
+    return Trainer(
+        run.model, loss, optimizer, out=out, overwrite=overwrite, micro_batches=s["micro_batches"],
+        schedule=lambda step: warmup_cosine(step, s["lr"], warmup, s["steps"], s["lr"] * s["final_lr"]),
+        evaluate_every=s["evaluate_every"], save_every=s["save_every"], max_grad_norm=s["clip"],
+    )  # fmt: skip
+
+
+def train_run(run, task, out, *, resume=False, overwrite=False):
+    """Train `run` on `task` and leave model, configuration and history in the folder `out`; returns the trainer."""
+    s = run.settings
+    trainer = make_trainer(run, out, overwrite=overwrite)
+    if resume:
+        trainer.resume()
+    run.write_config(out)
+    if isinstance(task, TextTask):
+        batches = TextBatches(task, s["batch"], s["seed"])
+    else:
+        batches = StepBatches(task.encode_pairs(task.train), s["batch"], s["seed"])
+    run.model.to(s["backend"])
+    trainer.fit(batches, s["steps"], validation(run, task, s["batch"]))
+    run.save(out)
+    run.model.eval()
+    return trainer
+
+
+def cross_attention(run, text):
+    """Translate `text` and look: its translation, the weights of each decoder layer (H, Tt, Ts), and the labels.
+
+    Returns
+    -------
+    translation : str
+    weights : list of arrays (H, Tt, Ts)
+    written, read : list of str
+        Labels of the rows and the columns.
+    """
+    (translation,) = run.translate([text])
+    source, target = run.source_vocab.encode(text), run.target_vocab.encode(translation)
+    run.model(np.array([source]), np.array([[1, *target]]))
+    weights = [layer.cross_attention.sublayer.attention_weights[0] for layer in run.model.decoder.layers]
+    run.model.clear()
+    written = [run.target_vocab.decode([i]) for i in target] + ["end"]
+    read = [run.source_vocab.decode([i]) for i in source]
+    return translation, weights, written, [label if label.strip() else "space" for label in read]
