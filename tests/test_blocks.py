@@ -63,9 +63,9 @@ def test_decoder_layer_by_hand(placement, tgt_mask):
     ("rms", "gelu_tanh", {"num_kv_heads": 1}),
 ])  # fmt: skip
 def test_gradients_of_layers(placement, norm, feedforward, options):
-    options = dict(norm_placement=placement, norm=norm, feedforward=feedforward, rng=np.random.default_rng(4), **options)
-    check_gradients(generic(EncoderLayer(4, 2, 3, **options)), X, mask=MASK)
-    check_gradients(generic(DecoderLayer(4, 2, 3, **options)), X, MEMORY, memory_mask=MEMORY_MASK)
+    options = options | dict(norm_placement=placement, norm=norm, feedforward=feedforward, rng=np.random.default_rng(4))
+    check_gradients(generic(EncoderLayer(4, 2, 3, **options)), X, mask=MASK, limit=4)
+    check_gradients(generic(DecoderLayer(4, 2, 3, **options)), X, MEMORY, memory_mask=MEMORY_MASK, limit=4)
 
 
 @placements
@@ -74,8 +74,8 @@ def test_gradients_of_stacks(placement, position):
     """Two layers: the memory is read twice, and T5's table is shared."""
     options = dict(norm_placement=placement, position=position)
     x, memory = X[:1], MEMORY[:1]
-    check_gradients(generic(Encoder(2, 4, 2, 2, **options)), x)
-    check_gradients(generic(Decoder(2, 4, 2, 2, **options)), x, memory)
+    check_gradients(generic(Encoder(2, 4, 2, 2, **options)), x, limit=4)
+    check_gradients(generic(Decoder(2, 4, 2, 2, **options)), x, memory, limit=4)
 
 
 @placements
@@ -138,7 +138,7 @@ def test_decoder_is_causal(position):
 def test_causal_encoder_is_causal_and_another_is_not(position):
     x = normal(1, 5, 4)
     changed = x.copy()
-    changed[:, 3] += 1
+    changed[:, 3, 0] += 1  # one feature: a norm takes away what all have in common
     for causal in (True, False):
         stack = generic(Encoder(2, 4, 2, 6, position=position, causal=causal, norm_placement="pre"))
         same = (stack(changed) == stack(x)).all(axis=(0, 2))

@@ -8,7 +8,6 @@ from numtrans.layers import (
     ALiBi,
     MultiHeadAttention,
     RotaryPositionalEncoding,
-    ScaledDotProductAttention,
     ShawRelativePosition,
     T5RelativeBias,
     causal_mask,
@@ -54,23 +53,23 @@ def test_gradients_of_self_attention(form, causal):
     mask = padding_mask([3, 2])
     mask = np.broadcast_to(mask, (2, 1, 3, 3)).copy()
     mask[1, 0, 0] = False
-    check_gradients(make(causal=causal, **FORMS[form]), normal(2, 3, D), mask=mask)
+    check_gradients(make(causal=causal, **FORMS[form]), normal(2, 3, D), mask=mask, limit=20)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("Tq", "Tk"), [(2, 3), (3, 2)])
 def test_gradients_of_cross_attention(form, Tq, Tk):
     layer = make(causal=True, **FORMS[form])
-    check_gradients(layer, normal(2, Tq, D), normal(2, Tk, D, seed=1), normal(2, Tk, D, seed=2))
-    check_gradients(layer, normal(2, Tq, D), normal(2, Tk, D, seed=1))
+    check_gradients(layer, normal(2, Tq, D), normal(2, Tk, D, seed=1), normal(2, Tk, D, seed=2), limit=20)
+    check_gradients(layer, normal(2, Tq, D), normal(2, Tk, D, seed=1), limit=20)
 
 
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradients_with_positions(position, causal):
     layer = make(causal=causal, d_kv=2, position=POSITIONS[position]())
-    check_gradients(layer, normal(2, 3, D))
-    check_gradients(layer, normal(1, 2, D), normal(1, 3, D, seed=1))
+    check_gradients(layer, normal(2, 3, D), limit=20)
+    check_gradients(layer, normal(1, 2, D), normal(1, 3, D, seed=1), limit=20)
 
 
 def test_heads_by_hand():
@@ -210,8 +209,6 @@ def test_a_mask_for_each_head():
     layer(x, mask=mask)
     assert (layer.attention_weights[~mask] == 0).all()
     assert (layer.attention_weights[mask] > 0).all()
-    inner = ScaledDotProductAttention()
-    assert layer.attention.causal is inner.causal is False
 
 
 def test_causal_flag_is_the_causal_mask():
