@@ -96,6 +96,10 @@ def common(command):
     """Options that `demo` and `train` share."""
     command.add_argument("--backend", choices=("numpy", "cupy"), default="numpy", help="CPU or GPU (default numpy)")
     command.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default %(default)s)")
+    command.add_argument(
+        "--threads", type=positive, default=1,
+        help="threads of the matrix products; one is fastest for models as small as the defaults (default 1)",
+    )  # fmt: skip
     command.add_argument("--out", type=Path, metavar="DIR", help="folder of the results (default runs/...)")
 
 
@@ -168,13 +172,16 @@ def task_of(settings):
     return make_task(settings["task"], **{name: settings[name] for name in names if settings[name] is not None})
 
 
-def prepare(backend):
-    """What the process does once before training: find the backend, keep freed memory."""
+def prepare(backend, threads):
+    """What the process does once before training: find the backend, keep freed memory, set the threads of the BLAS."""
+    from threadpoolctl import threadpool_limits
+
     from numtrans.backend import load_backend
     from numtrans.memory import keep_freed_memory
 
     load_backend(backend)
     keep_freed_memory()
+    threadpool_limits(threads, "blas")
 
 
 # ---- the commands
@@ -185,7 +192,7 @@ def run_demo(arguments):
     from numtrans.inspect.plots import plot_attention, plot_loss
     from numtrans.runs import cross_attention, exact_match, make_run, train_run
 
-    prepare(arguments.backend)
+    prepare(arguments.backend, arguments.threads)
     print("1. Is each backward pass right? Analytic against numeric gradients, float64:\n")
     if not check_components(demo_components(), seed=arguments.seed):
         return 1
@@ -239,7 +246,7 @@ def run_train(arguments):
         settings["steps"] = arguments.steps or settings["steps"]
     else:
         settings = settings_of(arguments, arguments.task)
-    prepare(settings["backend"])
+    prepare(settings["backend"], arguments.threads)
     task = task_of(settings)
     run = make_run(task, settings)
     print(f"{type(run.model).__name__} with {run.model.num_parameters():,} parameters, {settings['steps']} steps")
@@ -331,7 +338,7 @@ def check_components(chosen, *, seed=0, details=False):
     from numtrans.gradcheck import gradcheck
 
     start, failed = time.perf_counter(), []
-    print(f"   {'component':34s} {'tensors':>7s} {'numbers':>7s} {'error':>8s} {'complex':>8s} {'float32':>8s}  verdict")
+    print(f"   {'component':34s} tensors numbers    error  complex  float32  verdict")
     for component in chosen:
         report = gradcheck(component.module, *component.inputs, seed=seed, **component.kwargs)
         reports = [report]
