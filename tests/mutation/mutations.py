@@ -480,9 +480,9 @@ MUTATIONS = [
     Mutation("reductions-mean", REDUCTIONS, "mean *= 1 / x.shape[-1]", "mean *= 1 / (x.shape[-1] - 1)",
              "mean over D - 1"),
     # ---- training
-
-                Mutation("training-batches-weighted", TRAINING, '{"normalizer": self.loss.count(targets)} if len(pieces) > 1 else {}',
-             "{}", "each micro-batch takes its own mean"),
+    Mutation("training-batches-weighted", TRAINING,
+             '{"normalizer": self.loss.count(targets)} if len(pieces) > 1 else {}', "{}",
+             "each micro-batch takes its own mean"),
     Mutation("training-padding-counted", TRAINING, "self.loss.count(targets)", "targets.size",
              "ignored tokens in the divisor of micro-batches"),
     Mutation("training-gradients-kept", TRAINING, "# 2. gradients\n            self.model.zero_grad()",

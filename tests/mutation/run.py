@@ -94,7 +94,11 @@ def plant(mutation, base, limit):
         path.write_text(mutation.apply(path.read_text(encoding="utf-8")), encoding="utf-8")
         for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
             stale.unlink()
-        return catch(copy, mutation.checked(), mutation.tested(), limit)
+        try:
+            return catch(copy, mutation.checked(), mutation.tested(), limit)
+        except RuntimeError as error:
+            print(f"{mutation.id}: {error}")
+            return None
 
 
 def catch(folder, names, tests, limit):
