@@ -213,7 +213,8 @@ def run_demo(arguments):
     print(f"\n3. {len(task.test)} dates it has not seen: {100 * share:.1f} % exact match. Ten of them:\n")
     for (text, truth), answer in list(zip(task.test, written))[:10]:
         print(f"   {text:40s} {answer:12s}" + ("" if answer == truth else f" wrong, it is {truth}"))
-    plot_loss(trainer.history, out / "loss.png", title=f"Loss falls to {trainer.history['loss'][-1]:.3f}")
+    last = trainer.history["loss"][-1]
+    plot_loss(trainer.history, out / "loss.png", title=f"The loss falls to {last:.1g} nats per character")
     translation, weights, rows, columns = cross_attention(run, FRENCH_DATE)
     title = f'Where the decoder looks in "{FRENCH_DATE}" as it writes {translation}'
     plot_attention(weights, rows, columns, out / "attention.png", title=title)

@@ -255,4 +255,4 @@ def cross_attention(run, text):
     run.model.clear()
     written = [run.target_vocab.decode([i]) for i in target] + ["end"]
     read = [run.source_vocab.decode([i]) for i in source]
-    return translation, weights, written, [label if label.strip() else "space" for label in read]
+    return translation, weights, written, [label if label.strip() else "\u2423" for label in read]  # a blank

@@ -74,6 +74,8 @@ class Embedding(Module):
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= self.vocab_size):
             wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
             raise IndexRangeError(f"Embedding: id {wrong} out of range, expected 0 <= id < V={self.vocab_size}")
+        if backend_name(ids) == "cupy":
+            get_xp(ids, self.E.data)  # ids on the GPU and a table on the CPU are a mistake, to be named
         return to_device(ids, backend_name(self.E.data))
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from numtrans.backend import backend_name, get_xp, to_device
+from numtrans.backend import backend_name, get_xp, to_device, to_numpy
 from numtrans.errors import DtypeError, ShapeError
 
 _triangles = {}
@@ -51,7 +51,7 @@ def padding_mask(lengths=None, max_len=None, *, ids=None, pad_id=None):
         raise TypeError("padding_mask: expected either lengths, or ids together with pad_id")
     if ids is not None:
         return (ids != pad_id)[:, None, None, :]
-    lengths = np.asarray(lengths)
+    lengths = to_numpy(lengths)
     max_len = int(lengths.max()) if max_len is None else max_len
     return (np.arange(max_len) < lengths[:, None])[:, None, None, :]
 
@@ -70,18 +70,23 @@ def check_boolean(mask, owner):
     )
 
 
-def mask_bias(mask, scores, owner):
-    """`mask` as an array to add to `scores`: 0 where a query may attend, -inf where it may not."""
-    mask = check_boolean(mask, owner)
+def check_fits(mask, shape, owner, name="mask"):
+    """Raise unless `mask` broadcasts to `shape`, that of the scores."""
     try:
-        fits = np.broadcast_shapes(mask.shape, scores.shape) == tuple(scores.shape)
+        fits = np.broadcast_shapes(mask.shape, shape) == tuple(shape)
     except ValueError:
         fits = False
     if not fits:
         raise ShapeError(
-            f"{owner}: mask has shape {tuple(mask.shape)}, expected one that broadcasts to {tuple(scores.shape)} "
+            f"{owner}: {name} has shape {tuple(mask.shape)}, expected one that broadcasts to {tuple(shape)} "
             "(batch, heads, queries, keys); a padding mask of keys is (batch, 1, 1, keys)"
         )
+
+
+def mask_bias(mask, scores, owner):
+    """`mask` as an array to add to `scores`: 0 where a query may attend, -inf where it may not."""
+    mask = check_boolean(mask, owner)
+    check_fits(mask, scores.shape, owner)
     xp = get_xp(scores)
     mask = to_device(mask, backend_name(scores)) if backend_name(mask) == "numpy" else mask
     get_xp(mask, scores)

@@ -8,6 +8,8 @@ from numtrans.reductions import sum_last
 def softmax_(scores):
     """Softmax over the last axis, written into `scores`. A row of ``-inf`` only becomes zeros, not NaN."""
     xp = get_xp(scores)
+    if scores.shape[-1] == 0:
+        return scores
     limits = xp.finfo(scores.dtype)
     largest = scores.max(axis=-1, keepdims=True)
     scores -= xp.maximum(largest, float(limits.min))  # in a row of -inf: -inf - finite, and never -inf - -inf

@@ -5,11 +5,12 @@ Shapes: ``B`` batch, ``Ts`` source tokens, ``Tt`` target tokens, ``D`` = d_model
 
 import numpy as np
 
+from numtrans.backend import backend_name, to_device
 from numtrans.blocks import RELATIVE_POSITIONS, Decoder, Encoder
 from numtrans.errors import ShapeError
 from numtrans.layers.embedding import Embedding
 from numtrans.layers.linear import Linear, TiedLinear
-from numtrans.layers.masks import causal_mask, check_boolean, padding_mask
+from numtrans.layers.masks import causal_mask, check_boolean, check_fits, padding_mask
 from numtrans.models.configs import TransformerConfig
 from numtrans.models.embeddings import TokenEmbedding
 from numtrans.module import Module
@@ -65,7 +66,9 @@ class Transformer(Module):
         self.check_ids("tgt", tgt)
         mask = causal_mask(tgt.shape[1])
         if tgt_mask is not None:
-            mask = mask & check_boolean(tgt_mask, "Transformer")
+            tgt_mask = check_boolean(tgt_mask, "Transformer")
+            check_fits(tgt_mask, (len(tgt), self.config.num_heads, *mask.shape), "Transformer", "tgt_mask")
+            mask = to_device(mask, backend_name(tgt_mask)) & tgt_mask
         h = self.decoder(self.tgt_embedding(tgt), memory, mask, src_mask)   # (B, Tt, D)
         return self.output(h)                                               # (B, Tt, V)
 
@@ -81,9 +84,11 @@ class Transformer(Module):
         tgt_mask : boolean array that broadcasts to (B, H, Tt, Tt), optional
             Hides target tokens besides the later ones, which are always hidden.
         """
-        memory, src_mask = self.encode(src, src_mask)
+        self.check_ids("src", src)
+        self.check_ids("tgt", tgt)
         if len(tgt) != len(src):
             raise ShapeError(f"Transformer: tgt has {len(tgt)} rows, expected {len(src)} as src")
+        memory, src_mask = self.encode(src, src_mask)
         return self.decode(tgt, memory, src_mask, tgt_mask)
 
     def backward(self, dlogits):

@@ -144,9 +144,6 @@ TOKENS = [
     Case("Transformer, source mask", transformer(), (SRC, IDS), {"src_mask": KEYS}),
     Case("Transformer, target mask", transformer(), (SRC, IDS), {"tgt_mask": SQUARE}),
 ]
-KNOWN = {
-    "Transformer, target mask": "Transformer.decode: causal_mask(...) & tgt_mask mixes NumPy with a mask on the device"
-}
 # A mask on the device is counted, which waits, too.
 WAITING = [
     Case("BatchNorm, masked", lambda: layers.BatchNorm(D), (X,), {"mask": IDS > 0}),
@@ -159,8 +156,7 @@ ALL = [*FLOATING, *TOKENS, *WAITING]
 def listed(cases):
     """`cases` as parameters of a test; a fault that is known fails until it is mended, and then its entry goes."""
     for case in cases:
-        marks = [pytest.mark.xfail(reason=KNOWN[case.name], strict=True)] if case.name in KNOWN else []
-        yield pytest.param(case, id=case.name, marks=marks)
+        yield pytest.param(case, id=case.name)
 
 
 def double(value):
