@@ -283,6 +283,7 @@ def run_sample(arguments):
     """``numtrans sample``"""
     import numpy as np
 
+    from numtrans.data import BOS, EOS, PAD, UNK
     from numtrans.errors import ConfigError
     from numtrans.generation import generate
     from numtrans.models import GPT
@@ -296,7 +297,7 @@ def run_sample(arguments):
         raise ConfigError("sample: --prompt is empty, expected at least one character")
     ids = generate(
         run.model, np.array([prompt]), arguments.length, temperature=arguments.temperature, top_k=arguments.top_k,
-        top_p=arguments.top_p, rng=arguments.seed,
+        top_p=arguments.top_p, suppress=(PAD, BOS, EOS, UNK), rng=arguments.seed,
     )  # fmt: skip
     print(run.target_vocab.decode(ids[0]))
 

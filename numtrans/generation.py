@@ -40,7 +40,9 @@ def translate(model, src, max_len, *, bos_id=1, eos_id=2):
     return tgt[:, 1:]
 
 
-def generate(model, ids, max_new_tokens, *, temperature=1.0, top_k=None, top_p=None, eos_id=None, rng=None):
+def generate(
+    model, ids, max_new_tokens, *, temperature=1.0, top_k=None, top_p=None, eos_id=None, suppress=(), rng=None
+):  # fmt: skip
     """Continue `ids` with a decoder-only model.
 
     Parameters
@@ -59,6 +61,8 @@ def generate(model, ids, max_new_tokens, *, temperature=1.0, top_k=None, top_p=N
         arXiv:1904.09751).
     eos_id : int, optional
         A row that has drawn it repeats it; when all have, writing ends.
+    suppress : sequence of int
+        Ids that are never written, such as that of the padding.
     rng : numpy.random.Generator or int, optional
         Draws the tokens.
 
@@ -79,7 +83,9 @@ def generate(model, ids, max_new_tokens, *, temperature=1.0, top_k=None, top_p=N
     with evaluating(model):
         for _ in range(max_new_tokens):
             logits = to_numpy(model(ids[:, -model.config.max_len :])[:, -1])        # (B, V)
-            token = draw(logits.astype(np.float64), temperature, top_k, top_p, rng)
+            logits = logits.astype(np.float64)
+            logits[:, list(suppress)] = -np.inf
+            token = draw(logits, temperature, top_k, top_p, rng)
             if eos_id is not None:
                 token = np.where(ended, eos_id, token)
                 ended |= token == eos_id

@@ -1,0 +1,220 @@
+"""The command line, run in the process: what it prints, what it writes, how it refuses."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from numtrans import cli
+from numtrans.checkpoint import read_arrays
+from numtrans.data import DateTask, SequenceTask
+from numtrans.runs import load_run
+
+TINY = ["--layers", 1, "--d-model", 16, "--heads", 2, "--batch", 8, "--evaluate-every", 10, "--save-every", 10]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Call the command; returns (status, standard output, standard error).
+
+    The settings of the allocator hold for the whole process and are left alone; the threads are put back.
+    """
+    monkeypatch.setattr("numtrans.memory.keep_freed_memory", lambda: True)
+    small = functools.partial(DateTask, n_train=200, n_valid=20, n_test=30)
+    monkeypatch.setattr("numtrans.runs.DateTask", small)
+    few = functools.partial(SequenceTask, n_train=400, n_valid=40, n_test=40)
+    monkeypatch.setattr("numtrans.runs.SequenceTask", few)
+
+    def call(*arguments):
+        with threadpool_limits(None):
+            status = cli.main([str(a) for a in arguments])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("To be, or not to be, that is the question. " * 40, encoding="utf-8")
+    return path
+
+
+def refuses(result, *parts):
+    status, _, err = result
+    assert status == 2
+    assert err.startswith("numtrans: ")
+    assert "Traceback" not in err
+    for part in parts:
+        assert part in err
+
+
+def test_train_translate(run, tmp_path):
+    out = tmp_path / "run"
+    status, printed, _ = run("train", "--task", "copy", *TINY, "--steps", 20, "--out", out)
+    assert status == 0
+    assert "exact match" in printed
+    names = "model.safetensors config.json history.jsonl checkpoint.safetensors best.safetensors loss.png"
+    assert {path.name for path in out.iterdir()} == set(names.split())
+    lines = [json.loads(line) for line in (out / "history.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [10, 20]
+    status, printed, _ = run("translate", out, "12", "30")
+    assert status == 0
+    assert [line.split("\t")[0] for line in printed.splitlines()] == ["12", "30"]
+    assert run("translate", out, "12", "--attention", tmp_path / "a.png")[0] == 0
+    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
+    refuses(run("sample", out), "translator")
+    refuses(run("translate", out, ""), "empty")
+
+
+def test_train_sample(run, tmp_path, text):
+    out = tmp_path / "run"
+    assert run("train", "--task", "text", "--text", text, "--block", 8, *TINY, "--steps", 10, "--out", out)[0] == 0
+    first = run("sample", out, "--prompt", "To ", "--length", 30)[1]
+    assert first.startswith("To ")
+    assert len(first) == 34
+    assert run("sample", out, "--prompt", "To ", "--length", 30)[1] == first
+    assert run("sample", out, "--prompt", "To ", "--length", 30, "--seed", 5)[1] != first
+    refuses(run("translate", out, "x"), "language model")
+    refuses(run("sample", out, "--prompt", ""), "--prompt is empty")
+
+
+@pytest.mark.parametrize("extra", [[], ["--dropout", "0.2", "--micro-batches", "3"]])
+def test_a_resumed_run_equals_an_uninterrupted_one(run, tmp_path, extra):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    common = ["train", "--task", "reverse", *TINY, *extra, "--steps", 30]
+    run(*common, "--out", whole)
+    code = (
+        "import numtrans.training as t, os, signal, sys\n"
+        "step = t.Trainer._train_step\n"
+        "def stop(self, *a, **k):\n"
+        "    if self.step == 14: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return step(self, *a, **k)\n"
+        "t.Trainer._train_step = stop\n"
+        "import functools, numtrans.runs as r\n"
+        "r.SequenceTask = functools.partial(r.SequenceTask, n_train=400, n_valid=40, n_test=40)\n"
+        "from numtrans.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, common), "--out", str(parts)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 130, done.stderr
+    assert "stopped at step 15 and saved" in done.stdout
+    assert run("train", "--resume", "--out", parts)[0] == 0
+    one, two = (read_arrays(folder / "model.safetensors")[0] for folder in (whole, parts))
+    assert one.keys() == two.keys()
+    assert all((one[name] == two[name]).all() for name in one)
+    assert (whole / "history.jsonl").read_text() == (parts / "history.jsonl").read_text()
+
+
+def test_a_second_run_does_not_overwrite_the_first(run, tmp_path):
+    common = ["train", "--task", "copy", *TINY, "--steps", 10, "--out", tmp_path / "run"]
+    assert run(*common)[0] == 0
+    before = (tmp_path / "run" / "model.safetensors").read_bytes()
+    refuses(run(*common, "--seed", 1), "already holds a run")
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+    assert run(*common, "--seed", 1, "--overwrite")[0] == 0
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("content", "part"), [(b"", "empty"), (b"a\0b", "binary"), (b"\xff\xfe\xfa", "UTF-8"), (b"short", "characters")]
+)
+def test_texts_that_cannot_be_used(run, tmp_path, content, part):
+    (tmp_path / "t.txt").write_bytes(content)
+    refuses(run("train", "--task", "text", "--text", tmp_path / "t.txt", "--out", tmp_path / "r"), "t.txt", part)
+
+
+def test_pairs_of_different_length(run, tmp_path):
+    (tmp_path / "a").write_text("one\ntwo\n")
+    (tmp_path / "b").write_text("eins\n")
+    common = ["train", "--task", "pairs", "--out", tmp_path / "r"]
+    refuses(run(*common, "--source", tmp_path / "a", "--target", tmp_path / "b"), "2", "1")
+    refuses(run(*common), "--source FILE")
+
+
+def test_an_out_that_cannot_be_written(run, tmp_path):
+    (tmp_path / "file").write_text("x")
+    refuses(run("train", "--task", "copy", *TINY, "--steps", 5, "--out", tmp_path / "file"), "file")
+    assert (tmp_path / "file").read_text() == "x"
+
+
+def test_without_cupy(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    refuses(run("train", "--task", "copy", "--backend", "cupy", "--out", tmp_path / "r"), "cupy-cuda13x", "-cuda12x")
+
+
+def test_broken_runs(run, tmp_path):
+    out = tmp_path / "run"
+    refuses(run("translate", tmp_path / "nowhere", "x"), "config.json")
+    refuses(run("train", "--resume", "--out", tmp_path / "nowhere"), "nothing to resume")
+    run("train", "--task", "copy", *TINY, "--steps", 5, "--out", out)
+    weights = (out / "model.safetensors").read_bytes()
+    for content, part in ((b"", "empty"), (weights[:-7], "truncated"), (b"hello" * 9, "not a safetensors")):
+        (out / "model.safetensors").write_bytes(content)
+        refuses(run("translate", out, "1"), "model.safetensors", part)
+        (out / "checkpoint.safetensors").write_bytes(content)
+        refuses(run("train", "--resume", "--out", out), "checkpoint.safetensors", part)
+    (out / "config.json").write_text("{}")
+    refuses(run("translate", out, "1"), "config.json")
+    (out / "config.json").write_text("not json")
+    refuses(run("translate", out, "1"), "config.json")
+
+
+def test_gradcheck(run, monkeypatch):
+    status, printed, _ = run("gradcheck", "softmax", "RMSNorm")
+    assert status == 0
+    assert "LogSoftmax" in printed
+    assert "pass" in printed
+    assert "FAIL" not in printed
+    refuses(run("gradcheck", "nonsense"), "nonsense")
+    refuses(run("gradcheck"), "--all")
+    assert "LayerNorm" in run("gradcheck", "--list")[1]
+    assert "worst" in run("gradcheck", "RMSNorm", "--details")[1]
+    from numtrans.layers import RMSNorm
+
+    right = RMSNorm.backward
+    monkeypatch.setattr(RMSNorm, "backward", lambda self, dy: 2 * right(self, dy))
+    status, printed, _ = run("gradcheck", "RMSNorm")
+    assert status == 1
+    assert "FAIL" in printed
+    assert "1 of 1 failed: RMSNorm" in printed
+
+
+def test_demo(run, tmp_path, monkeypatch):
+    everything = cli.demo_components()
+    assert len(everything) == 15
+    monkeypatch.setattr(cli, "demo_components", lambda: everything[:3])
+    out = tmp_path / "demo"
+    status, printed, _ = run("demo", "--steps", 3, "--out", out)
+    assert status == 0
+    assert "exact match" in printed
+    assert printed.count("wrong, it is") == 10  # nothing is learned in three steps
+    for name in ("loss.png", "attention.png", "history.jsonl", "model.safetensors", "config.json"):
+        assert (out / name).exists()
+        assert str(out / name) in printed
+    run_read = load_run(out)
+    assert run_read.settings["task"] == "dates"
+    assert run("demo", "--steps", 2, "--out", out)[0] == 0  # again, into the same folder
+
+
+def test_a_text_model_trains_below_the_loss_of_guessing(run, tmp_path, text):
+    out = tmp_path / "run"
+    run("train", "--task", "text", "--text", text, "--block", 16, *TINY, "--steps", 60, "--lr", "0.01", "--out", out)
+    last = json.loads((out / "history.jsonl").read_text().splitlines()[-1])
+    letters = len(load_run(out).source_vocab) - 4
+    assert last["valid_loss"] < 0.8 * np.log(letters)
+
+
+def test_python_dash_m():
+    done = subprocess.run([sys.executable, "-m", "numtrans", "--version"], capture_output=True, text=True, check=True,
+                          env=os.environ)  # fmt: skip
+    assert done.stdout.startswith("numtrans ")

@@ -1,0 +1,39 @@
+"""The list behind `numtrans gradcheck --all`: every component passes, and every public layer and block is on it."""
+
+import pytest
+
+import numtrans.blocks
+import numtrans.layers
+from numtrans.components import components
+from numtrans.gradcheck import gradcheck
+from numtrans.module import Module
+
+ALL = components()
+WHOLE = ("Encoder,", "Decoder,", "Transformer", "GPT")  # stacks and models: their complex step is left to the command
+PARTS = [component for component in ALL if component.analytic and not component.name.startswith(WHOLE)]
+
+
+@pytest.mark.parametrize("component", ALL, ids=[component.name for component in ALL])
+def test_gradients(component):
+    report = gradcheck(component.module, *component.inputs, **component.kwargs)
+    assert report, str(report)
+    assert all(row.error <= 1e-7 and row.float32_error <= 1e-5 for row in report.rows)
+
+
+@pytest.mark.parametrize("component", PARTS, ids=[component.name for component in PARTS])
+def test_complex_step(component):
+    report = gradcheck(component.module, *component.inputs, method="complex", **component.kwargs)
+    assert report, str(report)
+    assert all(row.error <= 1e-12 for row in report.rows)
+
+
+def test_every_public_layer_and_block_is_on_the_list():
+    parts = {type(part) for component in ALL for part in component.module.modules()}
+    public = {getattr(numtrans.layers, name) for name in numtrans.layers.__all__}
+    public |= {value for value in vars(numtrans.blocks).values() if isinstance(value, type)}
+    assert {kind.__name__ for kind in public if issubclass(kind, Module)} <= {kind.__name__ for kind in parts}
+
+
+def test_names_are_unique():
+    names = [component.name for component in ALL]
+    assert len(set(names)) == len(names)
