@@ -225,8 +225,9 @@ class Trainer:
         except BaseException:
             self._put_back(before)
             raise
-        # 4. the step
+        # 4. the step; what forwards keep for a look (attention weights) need not outlive it
         self.optimizer.step()
+        self.model.clear()
         self.step = step
         return loss, self.optimizer.lr, norm
 

@@ -78,13 +78,13 @@ NORM = Place("layers/normalization.py", ("LayerNorm", "RMSNorm", "BatchNorm", "B
              "BatchNorm, evaluation"), ("layers/test_normalization.py", GOLDEN))  # fmt: skip
 FEEDFORWARD = Place("layers/feedforward.py", ("FeedForward, GELU", "SwiGLU"), ("layers/test_feedforward.py",))
 RESIDUAL = Place("layers/residual.py", ("Residual, pre-norm", "Residual, post-norm"), ("layers/test_residual.py",))
-BLOCKS = Place("blocks.py", ("EncoderLayer, pre-norm", "Encoder, pre-norm"), (GOLDEN, FAULTS))
-TRANSFORMER = Place("models/transformer.py", ("Transformer, ReLU",), (GOLDEN, FAULTS))
-GPT = Place("models/gpt.py", ("GPT",), (GOLDEN, FAULTS))
-TOKENS = Place("models/embeddings.py", ("GPT",), (GOLDEN,))
+BLOCKS = Place("blocks.py", ("EncoderLayer, pre-norm", "Encoder, pre-norm"), ("test_blocks.py", GOLDEN))
+TRANSFORMER = Place("models/transformer.py", ("Transformer, ReLU",), ("models/test_transformer.py", GOLDEN))
+GPT = Place("models/gpt.py", ("GPT",), ("models/test_gpt.py", GOLDEN))
+TOKENS = Place("models/embeddings.py", ("GPT",), ("models/test_transformer.py", "models/test_gpt.py", GOLDEN))
 LOSSES = Place("losses.py", ("CrossEntropyLoss", "CrossEntropyLoss, smoothed", "CrossEntropyLoss, sum",
                "CrossEntropyLoss, none", "MSELoss"), ("test_losses.py",))  # fmt: skip
-OPTIM_TESTS = ("optim/test_optimizers.py", "faults/test_faults_losses_optim.py")
+OPTIM_TESTS = ("optim/test_optimizers.py", "faults/test_faults_losses_optim.py", GOLDEN)
 ADAM = Place("optim/adam.py", (), OPTIM_TESTS)
 SGD = Place("optim/sgd.py", (), OPTIM_TESTS)
 OPTIMIZER = Place("optim/optimizer.py", (), OPTIM_TESTS)
@@ -93,6 +93,7 @@ CLIPPING = Place("optim/clipping.py", (), ("optim/test_clipping.py",))
 SCHEDULES = Place("optim/schedules.py", (), ("optim/test_schedules.py",))
 MODULE = Place("module.py", ("Linear",), ("test_module.py",))
 REDUCTIONS = Place("reductions.py", ("LayerNorm", "RMSNorm"), ("layers/test_normalization.py",))
+CHECKPOINT = Place("checkpoint.py", (), ("training/test_checkpoint.py", "training/test_training.py"))
 TRAINING = Place("training.py", (), ("training/test_training.py",))
 
 MUTATIONS = [
@@ -123,7 +124,8 @@ MUTATIONS = [
     Mutation("embedding-sort-forgotten", EMBEDDING, "np.add.reduceat(dy[order], first, axis=0)",
              "np.add.reduceat(dy, first, axis=0)", "segment sums over rows that were not sorted"),
     Mutation("embedding-range-off-by-one", EMBEDDING, "int(ids.max()) >= self.vocab_size",
-             "int(ids.max()) > self.vocab_size", "the id V is let through"),
+             "int(ids.max()) > self.vocab_size", "the id V is let through",
+             tests=("test_bad_input.py",)),
     # ---- activations
     Mutation("relu-backward-all", ACTIVATIONS, "return dy * positive", "return dy * 1", "ReLU's backward cuts nothing"),
     Mutation("sigmoid-derivative", ACTIVATIONS, "dy * y * (1 - y)", "dy * (1 - y)",
@@ -504,4 +506,65 @@ MUTATIONS = [
              "a failed step leaves the counters advanced"),
     Mutation("training-split-tail", TRAINING, "size * (i + 1) // pieces)", "size * i // pieces + size // pieces)",
              "last rows of an uneven split dropped"),
+    # ---- mistakes that the gradient check cannot see: the wrong function, rightly differentiated
+    Mutation("padding-hides-queries", MASKS, "(ids != pad_id)[:, None, None, :]", "(ids != pad_id)[:, None, :, None]",
+             "padding hides queries, not keys"),
+    Mutation("heads-scale-not-passed", MULTI_HEAD, "dropout, causal, scale, position=",
+             "dropout, causal, None, position=",
+             "own scale not passed on", components=()),
+    Mutation("heads-causal-not-passed", MULTI_HEAD, "dropout, causal, scale, position=",
+             "dropout, False, scale, position=",
+             "causal flag not passed on", components=()),
+    Mutation("rotary-base", ROTARY, "self.base ** (", "10000.0 ** (", "base ignored", components=()),
+    Mutation("rotary-table-end", ROTARY, "len(tables[0]) < length", "len(tables[0]) < length - 1",
+             "table grows one position late", components=()),
+    Mutation("shaw-offset", SHAW, "j = i + offset + xp.arange", "j = i + xp.arange", "offset ignored for the values",
+             components=()),
+    Mutation("t5-offset", BIAS, "np.arange(1 - Tq, Tk) - offset", "np.arange(1 - Tq, Tk)", "offset ignored",
+             components=()),
+    Mutation("alibi-offset", BIAS, "distances(xp, Tq, Tk, offset)).astype", "distances(xp, Tq, Tk)).astype",
+             "offset ignored", components=()),
+    Mutation("layer-norm-eps-default", NORM, "eps=1e-5, bias=True", "eps=1e-6, bias=True", "default of eps",
+             components=()),
+    Mutation("rms-norm-eps-default", NORM, "(self, d_model, *, eps=1e-6)", "(self, d_model, *, eps=1e-5)",
+             "default of eps", components=()),
+    Mutation("batch-norm-mask-shift", NORM, "y += self.beta.data * weight", "y += self.beta.data",
+             "padding gets the shift", components=()),
+    Mutation("encoder-feedforward-dropout", BLOCKS,
+             "network = make_feedforward(feedforward, d_model, d_ff, dropout=dropout,",
+             "network = make_feedforward(feedforward, d_model, d_ff, dropout=0.0,", "hidden units not dropped",
+             components=()),
+    Mutation("transformer-target-mask", TRANSFORMER, "to_device(mask, backend_name(tgt_mask)) & tgt_mask", "tgt_mask",
+             "a target mask replaces the causal one", components=()),
+    Mutation("transformer-untied", TRANSFORMER, "target = source if c.tie_embeddings else Embedding(",
+             "target = Embedding(", "tables of source and target not shared", components=()),
+    Mutation("transformer-pad-id", TRANSFORMER, "pad_id = self.config.pad_id", "pad_id = 0", "padding is always 0",
+             components=()),
+    Mutation("gpt-tie", GPT, "if c.tie_output", "if not c.tie_output", "output tied when it should not be",
+             components=()),
+    Mutation("gpt-kv-heads", GPT, "num_kv_heads=c.num_kv_heads", "num_kv_heads=None", "groups not passed on",
+             components=()),
+    Mutation("gpt-bias", GPT, "bias=c.bias", "bias=True", "bias option not passed on", components=()),
+    Mutation("tokens-offset", TOKENS, "self.position(x, offset)", "self.position(x)", "offset not passed on",
+             components=(), tests=("models/test_transformer.py", "models/test_gpt.py", "test_generation.py")),
+    Mutation("loss-normalizer-zero", LOSSES, "return normalizer or 1", "return normalizer", "mean over nothing",
+             components=()),
+    Mutation("clip-tied-twice", CLIPPING, "gradients = [p.grad for p in dict.fromkeys(parameters)",
+             "gradients = [p.grad for p in parameters", "a tied gradient counts and shrinks twice"),
+    Mutation("noam-max", SCHEDULES, "min(step**-0.5, rise)", "max(step**-0.5, rise)", "larger of the two branches"),
+    Mutation("load-unexpected", MODULE, "[f\"unexpected: {name}\" for name in state if name not in shapes]", "[]",
+             "unexpected names pass in silence"),
+    Mutation("random-state-shifted", MODULE, "int(state[path])", "int(state[path]) + 1",
+             "counters one ahead after loading"),
+    Mutation("checkpoint-layout", CHECKPOINT, 'np.asarray(array, order="C")', "np.asarray(array)",
+             "transposed arrays are saved scrambled"),
+    Mutation("checkpoint-in-place", CHECKPOINT, 'temporary = path.with_name(f".{path.name}.tmp")', "temporary = path",
+             "an interrupted save destroys the old file"),
+    Mutation("training-loss-of-last-piece", TRAINING, "total = total + self.loss", "total = self.loss",
+             "loss of the last micro-batch only"),
+    Mutation("training-patience", TRAINING, ">= self.patience", "> self.patience", "one evaluation too patient"),
+    Mutation("training-last-evaluation", TRAINING, "(step == steps or _due(self.evaluate_every, step))",
+             "_due(self.evaluate_every, step)", "no evaluation at the end"),
+    Mutation("training-last-save", TRAINING, "self.out is not None and self._saved_step != self.step", "False",
+             "an early end saves nothing"),
 ]  # fmt: skip

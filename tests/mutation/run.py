@@ -3,7 +3,8 @@
     python tests/mutation/run.py [--only ID ...] [--jobs 2] [--limit 120]
 
 First `gradcheck` on the components that the mistake touches; if they pass, the test files that are named for it. The
-table goes to results.md (not with --only). Exit status 1 if a mistake survives, 2 if the unchanged code fails.
+table goes to results.md (with --only the rows of the others stay). Exit status 1 if a mistake survives, 2 if the
+unchanged code fails.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from pathlib import Path
 from mutations import MUTATIONS
 from tqdm import tqdm
 
+NOTHING, NOT_RUN = "**nothing**", "not run"
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
@@ -46,7 +48,7 @@ except Exception as error:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", metavar="ID", help="plant these only; results.md is left alone")
+    parser.add_argument("--only", nargs="+", metavar="ID", help="plant these only")
     parser.add_argument("--jobs", type=int, default=2, help="mutations at a time")
     parser.add_argument("--limit", type=float, default=120, help="seconds for a check or a run of the tests")
     args = parser.parse_args()
@@ -65,11 +67,10 @@ def main():
         with ThreadPoolExecutor(args.jobs) as pool:
             found = list(tqdm(pool.map(lambda m: plant(m, base, args.limit), chosen), total=len(chosen), disable=None))
     survivors = [m.id for m, caught in zip(chosen, found) if not caught]
-    if args.only is None:
-        write_results(chosen, found)
-    else:
-        for mutation, caught in zip(chosen, found):
+    for mutation, caught in zip(chosen, found):
+        if args.only or not caught:
             print(f"{mutation.id}: {caught or 'SURVIVES'}")
+    write_results({m.id: caught or NOTHING for m, caught in zip(chosen, found)})
     print(f"{len(chosen)} planted, {len(chosen) - len(survivors)} caught in {time.time() - start:.0f} s")
     if survivors:
         print("survivors:", *survivors)
@@ -132,23 +133,30 @@ def catch(folder, names, tests, limit):
     return None
 
 
-def write_results(chosen, found):
-    """Write results.md."""
-    total, survivors = len(chosen), sum(caught is None for caught in found)
-    by_check = sum(bool(caught) and caught.startswith("gradcheck") for caught in found)
+def write_results(found):
+    """Put what was `found` (id -> what caught it) into results.md; rows of mutations that did not run are kept."""
+    path = HERE / "results.md"
+    if path.exists():
+        rows = [line.strip("| ").split(" | ") for line in path.read_text(encoding="utf-8").splitlines()]
+        found = {**{row[0]: row[-1] for row in rows if len(row) == 4}, **found}
+    found = {mutation.id: found.get(mutation.id, NOT_RUN) for mutation in MUTATIONS}
+    counts = {
+        "caught by the gradient checker": sum(caught.startswith("gradcheck") for caught in found.values()),
+        "by a test": sum(caught.startswith(("test:", "time limit")) for caught in found.values()),
+        "survive": sum(caught == NOTHING for caught in found.values()),
+        "not run": sum(caught == NOT_RUN for caught in found.values()),
+    }
     lines = [
         "# Mutation proof",
         "",
-        f"{total} mistakes planted, one at a time, by `python tests/mutation/run.py`: {by_check} caught by the "
-        f"gradient checker, {total - by_check - survivors} by a test, {survivors} survive.",
+        "Written by `python tests/mutation/run.py`. Mistakes planted, one at a time: "
+        f"{len(found)}. Of these {', '.join(f'{n} {what}' for what, n in counts.items())}.",
         "",
         "| id | file | mistake | caught by |",
         "|---|---|---|---|",
     ]
-    for mutation, caught in zip(chosen, found):
-        cell = (caught or "**nothing**").replace("|", "\\|").replace("\n", " ")
-        lines.append(f"| {mutation.id} | {mutation.file} | {mutation.mistake.replace('|', chr(92) + '|')} | {cell} |")
-    (HERE / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    lines += [f"| {m.id} | {m.file} | {m.mistake} | {found[m.id]} |" for m in MUTATIONS]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
