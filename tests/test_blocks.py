@@ -219,3 +219,11 @@ def test_same_seed_same_weights():
     assert all((a[name] == b[name]).all() for name in a)
     assert any((a[name] != c[name]).any() for name in a)
     assert (a["layers.0.feedforward.sublayer.linear1.W"] != a["layers.1.feedforward.sublayer.linear1.W"]).any()
+
+
+def test_dropout_of_the_encoder_is_where_it_should_be():
+    layer = EncoderLayer(4, 2, 6, dropout=0.25)
+    assert {path: m.p for path, m in layer.named_modules() if isinstance(m, Dropout)} == {
+        "self_attention.sublayer.attention.dropout": 0.25, "self_attention.dropout": 0.25,
+        "feedforward.sublayer.dropout": 0.25, "feedforward.dropout": 0.25,
+    }  # fmt: skip

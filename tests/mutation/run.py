@@ -123,8 +123,9 @@ def catch(folder, names, tests, limit):
             paths = [f"tests/{path}" for path in tests]
             done = run(sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *paths)
             if done.returncode == 1:
-                failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", done.stdout, re.M)
-                return f"test: {failed[1] if failed else done.stdout[-300:]}"
+                failed = re.search(r"^(?:FAILED|ERROR) tests/(.+?)(?: - .*)?$", done.stdout, re.M)
+                name = failed[1] if failed else "name not found in pytest's output"
+                return f"test: {name}".replace("|", "/")
             if done.returncode:
                 output = f"{done.stdout[-2000:]}\n{done.stderr[-1000:]}"
                 raise RuntimeError(f"pytest ended with {done.returncode}:\n{output}")
