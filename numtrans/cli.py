@@ -1,12 +1,13 @@
 """The command line: ``numtrans demo | train | translate | sample | gradcheck``. It holds no mathematics."""
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
 
 from numtrans import __version__
-from numtrans.errors import NumtransError
+from numtrans.errors import ConfigError, NumtransError
 
 FRENCH_DATE = "le 14 juillet 1989"
 
@@ -24,12 +25,22 @@ TEXT_DEFAULTS = dict(
 )  # fmt: skip
 
 
+DATA = ("text", "source", "target", "level")
+DATA_OF = {"text": ("text",), "pairs": ("source", "target", "level")}
+
+
 def main(argv=None):
     """Run the command in `argv` (``sys.argv`` by default) and return the exit status."""
+    for stream in (sys.stdout, sys.stderr):  # a console that lacks a letter shows its code, and nothing is lost
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     arguments = parser().parse_args(argv)
     try:
         return arguments.run(arguments) or 0
-    except (NumtransError, ImportError) as error:
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (NumtransError, ImportError, OSError) as error:
         print(f"numtrans: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -75,7 +86,9 @@ def parser():
     sample.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest (default %(default)s)")
     sample.add_argument("--top-k", type=positive, help="draw from the K likeliest characters only")
     sample.add_argument("--top-p", type=float, help="draw from the likeliest that make up this probability")
-    sample.add_argument("--seed", type=int, default=0, help="the same seed writes the same text (default %(default)s)")
+    sample.add_argument("--seed", type=nonnegative, default=0, help="same seed, same text (default %(default)s)")
+    for command in (translate, sample):
+        backend(command)
     sample.set_defaults(run=run_sample)
 
     check = commands.add_parser(
@@ -87,15 +100,20 @@ def parser():
     check.add_argument("--all", action="store_true", help="every component and both models")
     check.add_argument("--list", action="store_true", help="print the names and end")
     check.add_argument("--details", action="store_true", help="one line for each tensor")
-    check.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default %(default)s)")
+    check.add_argument("--seed", type=nonnegative, default=0, help="seed of all random numbers (default %(default)s)")
     check.set_defaults(run=run_gradcheck)
     return top
 
 
+def backend(command):
+    """The option of the array library."""
+    command.add_argument("--backend", choices=("numpy", "cupy"), default="numpy", help="CPU or GPU (default numpy)")
+
+
 def common(command):
     """Options that `demo` and `train` share."""
-    command.add_argument("--backend", choices=("numpy", "cupy"), default="numpy", help="CPU or GPU (default numpy)")
-    command.add_argument("--seed", type=int, default=0, help="seed of all random numbers (default %(default)s)")
+    backend(command)
+    command.add_argument("--seed", type=nonnegative, default=0, help="seed of all random numbers (default %(default)s)")
     command.add_argument(
         "--threads", type=positive, default=1,
         help="threads of the matrix products; one is fastest for models as small as the defaults (default 1)",
@@ -107,11 +125,11 @@ def train_options(train):
     """Options of `train`; those without a value here have one for each task."""
     add = train.add_argument
     tasks = ("dates", "copy", "reverse", "sort", "text", "pairs")
-    add("--task", choices=tasks, default="dates", help="what to learn (default dates)")
+    add("--task", choices=tasks, help="what to learn (default dates)")
     add("--text", metavar="FILE", help="with --task text: a UTF-8 file (default: the help texts of Python itself)")
     add("--source", metavar="FILE", help="with --task pairs: one sentence a line, or both with a tab between")
     add("--target", metavar="FILE", help="with --task pairs: the translations, line by line")
-    add("--level", choices=("word", "char", "subword"), default="word", help="with --task pairs: what a token is")
+    add("--level", choices=("word", "char", "subword"), help="with --task pairs: what a token is (default word)")
     add("--resume", action="store_true", help="go on with the run in --out, with its own settings")
     add("--overwrite", action="store_true", help="begin anew in a folder that holds a run")
     add("--steps", type=positive, help="training steps, those before a resume included")
@@ -124,15 +142,15 @@ def train_options(train):
     add("--micro-batches", type=positive, help="pieces a batch is worked through in, to need less memory")
     add("--dropout", type=float, help="share of units dropped in training")
     add("--lr", type=float, help="highest learning rate")
-    add("--final-lr", type=float, help="last learning rate, as a share of --lr")
+    add("--final-lr", type=share, help="last learning rate, as a share of --lr")
     add("--warmup", type=nonnegative, help="steps in which the learning rate rises")
-    add("--weight-decay", type=float, help="decoupled weight decay of matrices (AdamW)")
+    add("--weight-decay", type=share, help="decoupled weight decay of matrices (AdamW)")
     add("--beta2", type=float, help="decay of the second moment of AdamW")
     add("--clip", type=float, help="largest norm of the gradient")
     add("--label-smoothing", type=float, help="share of the target spread over all classes")
     add("--norm-placement", choices=("pre", "post"), help="norm before or after each sublayer")
     add("--norm", choices=("layer", "rms"), help="LayerNorm or RMSNorm")
-    add("--feedforward", metavar="NAME", help="relu, gelu, gelu_tanh, silu, swiglu, geglu, reglu, bilinear")
+    add("--feedforward", metavar="NAME", help="relu, gelu, silu, swiglu, geglu, reglu, bilinear ...")
     add("--position", choices=("sinusoidal", "learned", "rope", "shaw", "t5", "alibi"), help="position encoding")
     add("--evaluate-every", type=positive, help="steps between evaluations")
     add("--save-every", type=positive, help="steps between checkpoints")
@@ -159,7 +177,10 @@ def settings_of(arguments, task):
     defaults = {**DEFAULTS, **(TEXT_DEFAULTS if task == "text" else {})}
     asked = {name: getattr(arguments, name, None) for name in defaults}
     settings = {name: defaults[name] if value is None else value for name, value in asked.items()}
-    data = {name: getattr(arguments, name, None) for name in ("text", "source", "target", "level")}
+    data = {name: getattr(arguments, name, None) for name in DATA}
+    for name, value in data.items():
+        if value is not None and name not in DATA_OF.get(task, ()):
+            raise ConfigError(f"--{name} has no meaning with --task {task}")
     data = {name: str(Path(value).resolve()) if name != "level" and value else value for name, value in data.items()}
     return {"task": task, **data, "seed": arguments.seed, "backend": arguments.backend, **settings}
 
@@ -168,7 +189,7 @@ def task_of(settings):
     """The data set that `settings` name."""
     from numtrans.runs import make_task
 
-    names = ("text", "source", "target", "level", "block", "seed")
+    names = (*DATA, "block", "seed")
     return make_task(settings["task"], **{name: settings[name] for name in names if settings[name] is not None})
 
 
@@ -182,6 +203,14 @@ def prepare(backend, threads):
     load_backend(backend)
     keep_freed_memory()
     threadpool_limits(threads, "blas")
+
+
+def share(text):
+    """A number from 0 to 1."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number from 0 to 1")
+    return value
 
 
 # ---- the commands
@@ -206,9 +235,10 @@ def run_demo(arguments):
     )
     start = time.perf_counter()
     trainer = train_run(run, task, out, overwrite=True)
-    print(f"   {time.perf_counter() - start:.0f} s, loss {trainer.history['loss'][-1]:.4f}")
     if trainer.interrupted:
-        print(f"   stopped at step {trainer.step}; the results below are those of an unfinished training")
+        print(f"   stopped at step {trainer.step} and saved. Go on with: numtrans train --out {out} --resume")
+        return 130
+    print(f"   {time.perf_counter() - start:.0f} s, loss {trainer.history['loss'][-1]:.4f}")
     share, written = exact_match(run, task.test)
     print(f"\n3. {len(task.test)} dates it has not seen: {100 * share:.1f} % exact match. Ten of them:\n")
     for (text, truth), answer in list(zip(task.test, written))[:10]:
@@ -237,12 +267,19 @@ def run_train(arguments):
     from numtrans.inspect.plots import plot_loss
     from numtrans.runs import exact_match, load_settings, make_run, train_run
 
+    arguments.task = arguments.task or "dates" if not arguments.resume else arguments.task
+    if arguments.resume and arguments.out is None:
+        raise ConfigError("--resume needs --out DIR, the folder of the run")
     out = arguments.out or Path("runs") / arguments.task
     if arguments.resume:
+        fixed = [*DATA, "task", *(name for name in DEFAULTS if name != "steps")]
+        given = [f"--{name.replace('_', '-')}" for name in fixed if getattr(arguments, name) is not None]
+        if given:
+            raise ConfigError(f"--resume goes on with the settings of the run, so {', '.join(given)} cannot be given")
         if not (out / "checkpoint.safetensors").exists():
             raise CheckpointError(f"{out}: nothing to resume, there is no checkpoint.safetensors in it")
         read_arrays(out / "checkpoint.safetensors")
-        settings = load_settings(out)
+        settings = load_settings(out, ["task", "seed", *DATA, *DEFAULTS])
         settings["backend"] = arguments.backend
         settings["steps"] = arguments.steps or settings["steps"]
     else:
@@ -271,6 +308,8 @@ def run_translate(arguments):
     from numtrans.runs import cross_attention, load_run
 
     run = load_run(arguments.folder)
+    run.model.to(arguments.backend)
+    warn_unknown(run.source_vocab, arguments.texts)
     for text, answer in zip(arguments.texts, run.translate(arguments.texts)):
         print(answer if len(arguments.texts) == 1 else f"{text}\t{answer}")
     if arguments.attention:
@@ -284,7 +323,6 @@ def run_sample(arguments):
     import numpy as np
 
     from numtrans.data import BOS, EOS, PAD, UNK
-    from numtrans.errors import ConfigError
     from numtrans.generation import generate
     from numtrans.models import GPT
     from numtrans.runs import load_run
@@ -292,6 +330,8 @@ def run_sample(arguments):
     run = load_run(arguments.folder)
     if not isinstance(run.model, GPT):
         raise ConfigError("this run holds a translator; use `numtrans translate`, not `numtrans sample`")
+    run.model.to(arguments.backend)
+    warn_unknown(run.source_vocab, [arguments.prompt])
     prompt = run.source_vocab.encode(arguments.prompt)
     if not prompt:
         raise ConfigError("sample: --prompt is empty, expected at least one character")
@@ -302,10 +342,19 @@ def run_sample(arguments):
     print(run.target_vocab.decode(ids[0]))
 
 
+def warn_unknown(vocab, texts):
+    """Say which of `texts` hold symbols that the model has never seen."""
+    from numtrans.data import UNK
+
+    for text in texts:
+        if UNK in vocab.encode(text):
+            print(f"numtrans: {text!r} holds symbols that the model has never seen; it reads them as unknown",
+                  file=sys.stderr)  # fmt: skip
+
+
 def run_gradcheck(arguments):
     """``numtrans gradcheck``"""
     from numtrans.components import components
-    from numtrans.errors import ConfigError
 
     everything = components(arguments.seed)
     if arguments.list:

@@ -37,6 +37,7 @@ def translate(model, src, max_len, *, bos_id=1, eos_id=2):
             token = np.where(ended, eos_id, logits.argmax(axis=-1))
             ended |= token == eos_id
             tgt = np.concatenate([tgt, token[:, None]], axis=1)                     # (B, T + 1)
+        model.clear()
     return tgt[:, 1:]
 
 
@@ -73,7 +74,7 @@ def generate(
     ids = np.asarray(to_numpy(ids))
     if ids.ndim != 2 or ids.shape[1] == 0:
         raise ShapeError(f"generate: ids have shape {ids.shape}, expected (rows, tokens) with at least one token")
-    if temperature < 0 or (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1):
+    if not 0 <= temperature < np.inf or (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1):
         raise ConfigError(
             f"generate: temperature={temperature}, top_k={top_k}, top_p={top_p}; expected temperature >= 0, "
             "top_k >= 1, 0 < top_p <= 1"
@@ -92,6 +93,7 @@ def generate(
             ids = np.concatenate([ids, token[:, None]], axis=1)
             if eos_id is not None and ended.all():
                 break
+        model.clear()
     return ids
 
 
@@ -100,8 +102,8 @@ def draw(logits, temperature, top_k, top_p, rng):
     if temperature == 0:
         return logits.argmax(axis=-1)
     order = np.argsort(-logits, axis=-1, kind="stable")                             # likeliest first
-    scores = np.take_along_axis(logits, order, axis=-1) / temperature
-    p = np.exp(scores - scores[:, :1])
+    scores = np.take_along_axis(logits, order, axis=-1)
+    p = np.exp((scores - scores[:, :1]) / temperature)
     if top_k is not None:
         p[:, top_k:] = 0
     p /= p.sum(axis=-1, keepdims=True)

@@ -17,7 +17,7 @@ _mode = threading.local()
 
 @contextlib.contextmanager
 def no_grad():
-    """Within this context forward saves nothing, so that no backward is possible and no memory is held."""
+    """Within this context forward saves nothing for backward. Attention weights are still kept, see `clear`."""
     before = grad_enabled()
     _mode.grad = False
     try:
@@ -123,7 +123,10 @@ class Module:
         return self._stack.pop()
 
     def clear(self):
-        """Drop what pending forwards have saved, here and in all parts, and arrays kept for a look."""
+        """Drop what pending forwards have saved, here and in all parts, and arrays kept for a look.
+
+        Call it after an error in the middle of a forward or a backward: what was saved until then is still there.
+        """
         for module in self.modules():
             module._stack.clear()
             for name in module.transient:

@@ -11,8 +11,17 @@ from pathlib import Path
 import numpy as np
 
 from numtrans.checkpoint import load_weights, save_weights, write_json
-from numtrans.data import DateTask, PairTask, Seq2SeqBatches, SequenceTask, TextTask, pad_batch, vocabulary_from_dict
-from numtrans.errors import CheckpointError, ConfigError
+from numtrans.data import (
+    UNK,
+    DateTask,
+    PairTask,
+    Seq2SeqBatches,
+    SequenceTask,
+    TextTask,
+    pad_batch,
+    vocabulary_from_dict,
+)
+from numtrans.errors import CheckpointError, ConfigError, NonFiniteError
 from numtrans.generation import translate
 from numtrans.losses import CrossEntropyLoss
 from numtrans.models import GPT, GPTConfig, Transformer, TransformerConfig
@@ -38,8 +47,8 @@ class Run:
             raise ConfigError("this run holds a language model; use `numtrans sample`, not `numtrans translate`")
         rows = [self.source_vocab.encode(text) for text in texts]
         if not all(rows):
-            raise ConfigError("translate: an empty text has nothing to translate")
-        max_len = self.settings["longest_target"] + 1 if max_len is None else max_len
+            raise ConfigError(f"translate: text {rows.index([]) + 1} of {len(rows)} is empty")
+        max_len = self.settings.get("longest_target", 100) + 1 if max_len is None else max_len
         written = translate(self.model, pad_batch(rows)[0], max_len)
         return [self.target_vocab.decode(row) for row in written]
 
@@ -50,14 +59,16 @@ class Run:
 
     def write_config(self, folder):
         """Write ``config.json`` into `folder`."""
-        config = {
+        write_json(Path(folder) / CONFIG, {**self.description(), "settings": self.settings})
+
+    def description(self):
+        """What the weights mean: the model, its sizes and its vocabularies, as JSON can hold it."""
+        return {
             "model": type(self.model).__name__,
             "config": self.model.config.to_dict(),
             "source_vocab": self.source_vocab.to_dict(),
             "target_vocab": self.target_vocab.to_dict(),
-            "settings": self.settings,
         }
-        write_json(Path(folder) / CONFIG, config)
 
 
 def load_run(folder):
@@ -80,27 +91,45 @@ def load_run(folder):
     except (ValueError, KeyError, TypeError) as error:
         what = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{Path(folder) / CONFIG}: not the configuration of a run ({what})") from error
+    c = run.model.config
+    sizes = (c.vocab_size,) * 2 if isinstance(run.model, GPT) else (c.src_vocab_size, c.tgt_vocab_size)
+    if sizes != (len(run.source_vocab), len(run.target_vocab)):
+        raise CheckpointError(f"{Path(folder) / CONFIG}: the vocabularies do not have the sizes {sizes} of the model")
     load_weights(run.model, Path(folder) / WEIGHTS)
     run.model.eval()
     return run
 
 
-def load_settings(folder):
-    """The settings of the run in `folder`, for going on with its training."""
-    config = _read_config(folder)
-    if not isinstance(config, dict) or not isinstance(config.get("settings"), dict):
-        raise CheckpointError(f"{Path(folder) / CONFIG}: not the configuration of a run (no settings)")
-    return config["settings"]
+def load_settings(folder, names):
+    """The settings of the run in `folder`, for going on with its training; each of `names` must be there."""
+    settings = _read_config(folder)["settings"]
+    missing = [name for name in names if name not in settings]
+    if missing:
+        raise CheckpointError(f"{Path(folder) / CONFIG}: the settings lack {', '.join(missing)}")
+    return settings
+
+
+def check_same(run, folder):
+    """Raise unless `run`, made anew from its data, has the sizes and vocabularies of the one in `folder`."""
+    before, now = _read_config(folder), json.loads(json.dumps(run.description()))
+    changed = [name for name in now if before.get(name) != now[name]]
+    if changed:
+        raise CheckpointError(
+            f"{folder}: cannot go on, {', '.join(changed)} differ from those of the run. Has the data file changed?"
+        )
 
 
 def _read_config(folder):
     path = Path(folder) / CONFIG
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{folder}: not the folder of a run, there is no {CONFIG} in it") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("settings"), dict):
+        raise CheckpointError(f"{path}: not the configuration of a run (no settings)")
+    return config
 
 
 # ---- tasks: where batches come from, and how a model is judged
@@ -159,14 +188,20 @@ def mean_loss(model, batches):
 
 
 def exact_match(run, pairs, batch_size=100):
-    """Share of `pairs` whose translation equals the target in every character, and the translations."""
+    """Share of `pairs` whose translation equals the target in every character, and the translations.
+
+    A target of words is compared as the vocabulary spells it: spaces around marks do not count, unknown words never
+    match.
+    """
     order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0]))  # batches of like length
     written = [None] * len(pairs)
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
         for i, text in zip(chosen, run.translate([pairs[i][0] for i in chosen])):
             written[i] = text
-    return sum(w == target for w, (_, target) in zip(written, pairs)) / len(pairs), written
+    truths = [run.target_vocab.encode(target) for _, target in pairs]
+    right = sum(w == run.target_vocab.decode(ids) and UNK not in ids for w, ids in zip(written, truths))
+    return right / len(pairs), written
 
 
 def validation(run, task, batch_size):
@@ -225,7 +260,13 @@ def train_run(run, task, out, *, resume=False, overwrite=False):
     s = run.settings
     trainer = make_trainer(run, out, overwrite=overwrite)
     if resume:
+        check_same(run, out)
         trainer.resume()
+        if s["steps"] < trainer.step:
+            raise ConfigError(f"the run in {out} is at step {trainer.step} already; --steps {s['steps']} is fewer")
+    else:
+        trainer.start()
+        (Path(out) / WEIGHTS).unlink(missing_ok=True)  # those of a run that is overwritten
     run.write_config(out)
     if isinstance(task, TextTask):
         batches = TextBatches(task, s["batch"], s["seed"])
@@ -233,6 +274,8 @@ def train_run(run, task, out, *, resume=False, overwrite=False):
         batches = StepBatches(task.encode_pairs(task.train), s["batch"], s["seed"])
     run.model.to(s["backend"])
     trainer.fit(batches, s["steps"], validation(run, task, s["batch"]))
+    if not all(np.isfinite(array).all() for array in run.model.state_dict().values()):
+        raise NonFiniteError(f"{out}: training ended with weights that are not finite; {WEIGHTS} was not written")
     run.save(out)
     run.model.eval()
     return trainer

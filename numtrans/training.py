@@ -115,6 +115,9 @@ class Trainer:
                 raise ConfigError(f"Trainer: {name} is {value!r}, expected a whole number of 1 or more")
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ConfigError(f"Trainer: max_grad_norm is {max_grad_norm}, expected a number above 0 or None")
+        learned = {id(parameter) for parameter in model.parameters()}
+        if not any(id(parameter) in learned for parameter in optimizer.parameters):
+            raise ConfigError("Trainer: the optimizer holds no parameter of the model, so nothing would be learned")
         self.model, self.loss, self.optimizer, self.schedule = model, loss, optimizer, schedule
         self.max_grad_norm, self.micro_batches = max_grad_norm, micro_batches
         self.log_every, self.evaluate_every, self.save_every = log_every, evaluate_every, save_every
@@ -159,7 +162,7 @@ class Trainer:
         dict
             `history`.
         """
-        self._start()
+        self.start()
         self.interrupted, self.stopped_early, measured = False, self._patience_is_over(), None
         self.model.train()
         bar = tqdm(total=steps, initial=self.step, unit="step", disable=None if self.progress else True)
@@ -189,14 +192,22 @@ class Trainer:
                 self.save()
         return self.history
 
-    def _start(self):
-        """Begin the files of a new run."""
+    def start(self):
+        """Begin the files of a new run, unless one has begun; `fit` does it, too.
+
+        Raises
+        ------
+        ConfigError
+            If `out` holds a run and ``overwrite`` is False; nothing is changed then.
+        """
         if not self._started and self.out is not None:
             if (self.out / CHECKPOINT).exists() and not self.overwrite:
                 raise ConfigError(
-                    f"Trainer: {self.out} already holds a run. Go on with it (resume), choose another folder, or pass "
-                    "overwrite=True."
+                    f"Trainer: {self.out} already holds a run. Go on with it (resume), choose another folder, or allow "
+                    "overwriting it (overwrite)."
                 )
+            for name in (CHECKPOINT, BEST):  # or a kill before the first save would leave those of another run
+                (self.out / name).unlink(missing_ok=True)
             write_text(self.out / HISTORY, "")
         self._started = True
 
@@ -244,12 +255,14 @@ class Trainer:
             self.model.backward(self.loss.backward())
         return total
 
-    def _check_finite(self, step, loss, norm=0.0):
-        loss, norm = float(loss), float(norm)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+    def _check_finite(self, step, loss, norm=None):
+        wrong = [] if math.isfinite(float(loss)) else [f"the loss is {float(loss)}"]
+        if norm is not None and not math.isfinite(float(norm)):
+            wrong.append(f"the norm of the gradients is {float(norm)}")
+        if wrong:
             raise NonFiniteError(
-                f"Trainer: at step {step} the loss is {loss} and the norm of the gradients {norm}. The checkpoint is "
-                "still that of an earlier step. Usual causes: a learning rate too high, no warm-up, NaN in the data."
+                f"Trainer: at step {step} {' and '.join(wrong)}. The checkpoint is still that of an earlier "
+                "step. Usual causes: a learning rate too high, no warm-up, NaN in the data."
             )
 
     def _volatile(self):
@@ -342,6 +355,9 @@ class Trainer:
         arrays, kind, settings = read_arrays(path)
         if kind != "training":
             raise CheckpointError(f"{path}: holds {kind}, expected a training checkpoint")
+        missing = {"step", "optimizer", "random", "records", "best"} - set(settings)
+        if missing:
+            raise CheckpointError(f"{path}: not a training checkpoint, it lacks {', '.join(sorted(missing))}")
         load_state(self.model, under("model", arrays), path)
         load_state(self.optimizer, {"settings": settings["optimizer"], "arrays": under("optimizer", arrays)}, path)
         self.model.load_random_state(settings["random"])

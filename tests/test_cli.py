@@ -31,6 +31,7 @@ def run(monkeypatch, capsys):
     monkeypatch.setattr("numtrans.runs.SequenceTask", few)
 
     def call(*arguments):
+        capsys.readouterr()
         with threadpool_limits(None):
             status = cli.main([str(a) for a in arguments])
         out, err = capsys.readouterr()
@@ -44,6 +45,10 @@ def text(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("To be, or not to be, that is the question. " * 40, encoding="utf-8")
     return path
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def refuses(result, *parts):
@@ -118,11 +123,59 @@ def test_a_resumed_run_equals_an_uninterrupted_one(run, tmp_path, extra):
 def test_a_second_run_does_not_overwrite_the_first(run, tmp_path):
     common = ["train", "--task", "copy", *TINY, "--steps", 10, "--out", tmp_path / "run"]
     assert run(*common)[0] == 0
-    before = (tmp_path / "run" / "model.safetensors").read_bytes()
-    refuses(run(*common, "--seed", 1), "already holds a run")
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == before
+    before = files(tmp_path / "run")
+    refuses(run(*common, "--seed", 1, "--lr", 0.5), "already holds a run")
+    assert files(tmp_path / "run") == before
     assert run(*common, "--seed", 1, "--overwrite")[0] == 0
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() != before
+    assert files(tmp_path / "run")["model.safetensors"] != before["model.safetensors"]
+
+
+def test_overwriting_leaves_nothing_of_the_old_run(run, tmp_path, monkeypatch):
+    common = ["train", "--task", "copy", *TINY, "--out", tmp_path / "run"]
+    run(*common, "--steps", 10)
+    monkeypatch.setattr("numtrans.training.Trainer.fit", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert run(*common, "--steps", 10, "--overwrite")[0] == 130  # as a kill before the first save
+    assert set(files(tmp_path / "run")) <= {"config.json", "history.jsonl", "loss.png"}
+
+
+def test_what_resume_refuses(run, tmp_path, text):
+    out = tmp_path / "run"
+    refuses(run("train", "--resume"), "--out")
+    assert run("train", "--task", "text", "--text", text, "--block", 8, *TINY, "--steps", 10, "--out", out)[0] == 0
+    before = files(out)
+    refuses(run("train", "--resume", "--out", out, "--lr", 0.1, "--task", "copy"), "--task", "--lr")
+    refuses(run("train", "--resume", "--out", out, "--steps", 4), "step 10")
+    text.write_text("Entirely other letters: xyz! " * 60)
+    refuses(run("train", "--resume", "--out", out), "source_vocab", "data file changed")
+    assert files(out) == before
+
+
+def test_options_without_meaning(run, tmp_path, text):
+    refuses(run("train", "--task", "copy", "--text", text, "--out", tmp_path / "r"), "--text has no meaning")
+    for wrong in (["--seed", -1], ["--final-lr", "nan"], ["--final-lr", 5], ["--steps", 0], ["--weight-decay", -1]):
+        with pytest.raises(SystemExit) as error:
+            run("train", *wrong)
+        assert error.value.code == 2
+    for wrong in (["--lr", "nan"], ["--lr", -1], ["--dropout", 1.5], ["--heads", 3], ["--beta2", 1], ["--clip", 0]):
+        refuses(run("train", "--task", "copy", *TINY, "--steps", 1, "--out", tmp_path / "r", *wrong))
+
+
+def test_words_are_compared_as_the_vocabulary_spells_them(run, tmp_path):
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"{i % 10} {i // 10}\tit is {i // 10}:{i % 10} (yes)\n" for i in range(100)))
+    out = tmp_path / "run"
+    options = ["--layers", 1, "--d-model", 32, "--heads", 2, "--batch", 16, "--steps", 300, "--lr", 0.01]
+    printed = run("train", "--task", "pairs", "--source", pairs, *options, "--out", out)[1]
+    assert float(printed.split("test set: ")[1].split()[0]) > 50
+
+
+def test_symbols_never_seen_are_named(run, tmp_path):
+    out = tmp_path / "run"
+    run("train", "--task", "copy", *TINY, "--steps", 5, "--out", out)
+    status, _, err = run("translate", out, "1\u00e9")
+    assert status == 0
+    assert "never seen" in err
+    refuses(run("translate", out, "1", "--attention", tmp_path / "no" / "a.png"), "a.png")
 
 
 @pytest.mark.parametrize(
@@ -163,6 +216,11 @@ def test_broken_runs(run, tmp_path):
         refuses(run("translate", out, "1"), "model.safetensors", part)
         (out / "checkpoint.safetensors").write_bytes(content)
         refuses(run("train", "--resume", "--out", out), "checkpoint.safetensors", part)
+    config = json.loads((out / "config.json").read_text())
+    for change in ({"settings": {}}, {"settings": []}, {"source_vocab": {}}, {"config": {}}, {"model": "RNN"}):
+        (out / "config.json").write_text(json.dumps({**config, **change}))
+        refuses(run("translate", out, "1"))
+        refuses(run("train", "--resume", "--out", out))
     (out / "config.json").write_text("{}")
     refuses(run("translate", out, "1"), "config.json")
     (out / "config.json").write_text("not json")

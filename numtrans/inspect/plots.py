@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from numtrans.backend import to_numpy
+from numtrans.errors import ConfigError
 
 BLUE, ORANGE = "#0072B2", "#D55E00"  # from the palette of Okabe and Ito
 
@@ -88,5 +89,8 @@ def plot_attention(weights, queries, keys, path=None, *, title="Attention"):
 
 def _saved(figure, path):
     if path is not None:
-        figure.savefig(path, dpi=130)
+        try:
+            figure.savefig(path, dpi=130)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: the picture cannot be written: {error}") from error
     return figure

@@ -98,10 +98,11 @@ class MultiHeadAttention(Module):
         q = split_heads(self.q_proj(query), self.num_heads)                 # (B, H, Tq, d)
         k = split_heads(self.k_proj(key), self.num_kv_heads)                # (B, G, Tk, d)
         v = split_heads(self.v_proj(value), self.num_kv_heads)              # (B, G, Tk, dv)
-        # 2. rotate by position; with a causal mask the queries are the last of the keys
+        # 2. rotate by position; with a causal mask the last query has the place of the last key
         if self.rotary is not None:
-            q = self.rotary(q, key.shape[1] - query.shape[1] if self.attention.causal else 0)
-            k = self.rotary(k)
+            shift = key.shape[1] - query.shape[1] if self.attention.causal else 0
+            q = self.rotary(q, max(shift, 0))
+            k = self.rotary(k, max(-shift, 0))
         # 3. each group of heads shares one key and one value
         k, v = self.repeat(k), self.repeat(v)                               # (B, H, Tk, d), (B, H, Tk, dv)
         # 4. attend, 5. merge and project

@@ -184,6 +184,8 @@ class BatchNorm(Module):
         xp = get_xp(x)
         weight, n = self.token_weights(xp, x, mask)                         # (N, 1) of 0 and 1
         x2 = rows(x)                                                        # (N, D)
+        if mask is not None:  # not by a product: a token that is left out may hold NaN
+            x2 = xp.where(weight > 0, x2, 0)
         if self.training:
             # 1. centre and 2. divide by the standard deviation, over the tokens that count
             mu = sum_rows(x2 * weight) / n                                  # (D,)

@@ -37,6 +37,8 @@ class Optimizer:
 
     def __init__(self, params, **defaults):
         self.groups, self.state, self._lr = [], {}, defaults["lr"]
+        if not hasattr(params, "__iter__"):
+            raise self._error(f"got a {type(params).__name__}, expected a list of parameters: module.parameters()")
         params = list(params)
         groups = params if params and isinstance(params[0], dict) else [{"params": params}]
         seen = set()
@@ -80,6 +82,8 @@ class Optimizer:
 
     @lr.setter
     def lr(self, value):
+        if not 0 <= value < float("inf"):
+            raise self._error(f"lr is {value!r}, expected a number of 0 or more")
         self._lr = float(value)
         for group in self.groups:
             group["lr"] = self._lr * group["lr_scale"]

@@ -223,3 +223,15 @@ def test_sizes_of_the_weights():
     shapes = {name: p.data.shape for name, p in layer.named_parameters() if name.endswith("W")}
     assert shapes == {"q_proj.W": (8, 12), "k_proj.W": (8, 6), "v_proj.W": (8, 10), "out_proj.W": (20, 8)}
     assert layer.astype(np.float64)(normal(1, 2, 8)).shape == (1, 2, 8)
+
+
+def test_rotary_positions_of_a_causal_mask_meet_at_the_last_key():
+    """With more queries than keys the last of each have the same place: only the difference of places counts."""
+    rng = np.random.default_rng(0)
+    layer = MultiHeadAttention(8, 2, causal=True, position=RotaryPositionalEncoding(4), rng=rng).astype(np.float64)
+    query, key = rng.standard_normal((1, 5, 8)), rng.standard_normal((1, 3, 8))
+    whole = layer(query, key)
+    alone = layer(query[:, 2:], key)  # the first two queries come before every key
+    layer.clear()
+    assert np.allclose(whole[:, 2:], alone, rtol=1e-12, atol=1e-12)
+    assert np.allclose(whole[:, :2], layer.out_proj.b.data)

@@ -131,3 +131,11 @@ def test_batch_norm_refuses():
         BatchNorm(3, momentum=1.5)
     with pytest.raises(ConfigError, match="unknown norm 'batch', expected one of layer, rms"):
         make_norm("batch", 3)
+
+
+def test_batch_norm_leaves_out_a_masked_nan():
+    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+    mask = np.array([[True, True, False], [True, True, True]])
+    hidden = x.copy()
+    hidden[0, 2] = np.nan
+    assert (BatchNorm(4)(hidden, mask=mask) == BatchNorm(4)(x, mask=mask)).all()
