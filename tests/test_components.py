@@ -17,7 +17,8 @@ PARTS = [component for component in ALL if component.analytic and not component.
 def test_gradients(component):
     report = gradcheck(component.module, *component.inputs, **component.kwargs)
     assert report, str(report)
-    assert all(row.error <= 1e-7 and row.float32_error <= 1e-5 for row in report.rows)
+    assert all(row.error <= 1e-7 for row in report.rows)
+    assert not any(row.float32_error > 1e-5 for row in report.rows)  # NaN where a tensor has no gradient
 
 
 @pytest.mark.parametrize("component", PARTS, ids=[component.name for component in PARTS])
@@ -29,7 +30,7 @@ def test_complex_step(component):
 
 def test_every_public_layer_and_block_is_on_the_list():
     parts = {type(part) for component in ALL for part in component.module.modules()}
-    public = {getattr(numtrans.layers, name) for name in numtrans.layers.__all__}
+    public = {value for value in vars(numtrans.layers).values() if isinstance(value, type)}
     public |= {value for value in vars(numtrans.blocks).values() if isinstance(value, type)}
     assert {kind.__name__ for kind in public if issubclass(kind, Module)} <= {kind.__name__ for kind in parts}
 
