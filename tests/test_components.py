@@ -31,7 +31,7 @@ def test_complex_step(component):
 def test_every_public_layer_and_block_is_on_the_list():
     parts = {type(part) for component in ALL for part in component.module.modules()}
     public = {value for value in vars(numtrans.layers).values() if isinstance(value, type)}
-    public |= {value for value in vars(numtrans.blocks).values() if isinstance(value, type)}
+    public = (public | {value for value in vars(numtrans.blocks).values() if isinstance(value, type)}) - {Module}
     assert {kind.__name__ for kind in public if issubclass(kind, Module)} <= {kind.__name__ for kind in parts}
 
 
