@@ -76,6 +76,7 @@ class Embedding(Module):
             raise IndexRangeError(f"Embedding: id {wrong} out of range, expected 0 <= id < V={self.vocab_size}")
         if backend_name(ids) == "cupy":
             get_xp(ids, self.E.data)  # ids on the GPU and a table on the CPU are a mistake, to be named
+        ids = ids.astype("int64") if ids.dtype.kind == "u" else ids  # NumPy 2.0 takes no unsigned indices
         return to_device(ids, backend_name(self.E.data))
 
 
