@@ -13,7 +13,12 @@ from threadpoolctl import threadpool_limits
 from numtrans import cli
 from numtrans.checkpoint import read_arrays
 from numtrans.data import DateTask, SequenceTask
+from numtrans.errors import ConfigError
+from numtrans.layers import Linear
+from numtrans.losses import MSELoss
+from numtrans.optim import SGD
 from numtrans.runs import load_run
+from numtrans.training import Trainer
 
 TINY = ["--layers", 1, "--d-model", 16, "--heads", 2, "--batch", 8, "--evaluate-every", 10, "--save-every", 10]
 
@@ -270,6 +275,49 @@ def test_a_text_model_trains_below_the_loss_of_guessing(run, tmp_path, text):
     last = json.loads((out / "history.jsonl").read_text().splitlines()[-1])
     letters = len(load_run(out).source_vocab) - 4
     assert last["valid_loss"] < 0.8 * np.log(letters)
+
+
+def test_weights_that_are_not_finite_are_not_saved(run, tmp_path, monkeypatch):
+    step = Trainer._train_step
+
+    def poisoned(self, *arguments, **options):
+        measured = step(self, *arguments, **options)
+        if self.step == 5:
+            self.model.parameters()[0].data[0, 0] = np.nan
+        return measured
+
+    monkeypatch.setattr(Trainer, "_train_step", poisoned)
+    refuses(run("train", "--task", "copy", *TINY, "--steps", 5, "--out", tmp_path / "r"), "not finite")
+    assert not (tmp_path / "r" / "model.safetensors").exists()
+
+
+def test_an_early_end_of_the_demo(run, tmp_path, monkeypatch):
+    few = cli.demo_components()[:2]
+    monkeypatch.setattr(cli, "demo_components", lambda: few)
+    monkeypatch.setattr(Trainer, "_train_step", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+    status, printed, _ = run("demo", "--steps", 3, "--out", tmp_path / "d")
+    assert status == 130
+    assert "stopped at step 0 and saved" in printed
+
+
+def test_an_optimizer_of_another_model():
+    one, other = Linear(2, 2), Linear(2, 2)
+    with pytest.raises(ConfigError, match="no parameter of the model"):
+        Trainer(one, MSELoss(), SGD(other.parameters(), lr=0.1))
+    with pytest.raises(ConfigError, match=r"module\.parameters\(\)"):
+        SGD(one, lr=0.1)
+    optimizer = SGD(one.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match="lr is nan"):
+        optimizer.lr = float("nan")
+
+
+def test_a_console_that_lacks_a_letter(tmp_path):
+    code = "from numtrans.cli import main; import sys; sys.exit(main(['gradcheck', '\u65e5']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False,
+                          env={**os.environ, "PYTHONIOENCODING": "ascii"})  # fmt: skip
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+    assert rb"\u65e5" in done.stderr
 
 
 def test_python_dash_m():

@@ -65,7 +65,9 @@ def test_suppressed_ids_are_never_written(gpt):
     assert set(ids[:, 1:].flat) == {1, 2}
 
 
-@pytest.mark.parametrize("options", [{"temperature": -1}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}])
+@pytest.mark.parametrize(
+    "options", [{"temperature": -1}, {"temperature": float("nan")}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}]
+)
 def test_options_out_of_range(gpt, options):
     with pytest.raises(ConfigError, match="generate: "):
         generate(gpt, np.array([[1]]), 1, **options)
