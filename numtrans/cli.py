@@ -267,10 +267,10 @@ def run_train(arguments):
     from numtrans.inspect.plots import plot_loss
     from numtrans.runs import exact_match, load_settings, make_run, train_run
 
-    arguments.task = arguments.task or "dates" if not arguments.resume else arguments.task
     if arguments.resume and arguments.out is None:
         raise ConfigError("--resume needs --out DIR, the folder of the run")
-    out = arguments.out or Path("runs") / arguments.task
+    task_name = arguments.task or "dates"
+    out = arguments.out or Path("runs") / task_name
     if arguments.resume:
         fixed = [*DATA, "task", *(name for name in DEFAULTS if name != "steps")]
         given = [f"--{name.replace('_', '-')}" for name in fixed if getattr(arguments, name) is not None]
@@ -283,7 +283,7 @@ def run_train(arguments):
         settings["backend"] = arguments.backend
         settings["steps"] = arguments.steps or settings["steps"]
     else:
-        settings = settings_of(arguments, arguments.task)
+        settings = settings_of(arguments, task_name)
     prepare(settings["backend"], arguments.threads)
     task = task_of(settings)
     run = make_run(task, settings)

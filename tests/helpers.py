@@ -31,6 +31,19 @@ def numeric(f, x, h=1e-5):
     return g
 
 
+def central(f, x, R, h=1e-5):
+    """Gradient of sum(f() * R) with respect to `x` by central differences; `f` reads it, and it is put back."""
+    g = np.zeros_like(x)
+    for i in np.ndindex(x.shape):
+        old, step = x[i], h * max(1.0, abs(x[i]))
+        x[i] = old + step
+        up = (f() * R).sum()
+        x[i] = old - step
+        g[i] = (up - (f() * R).sum()) / (2 * step)
+        x[i] = old
+    return g
+
+
 def assert_same_gradient(found, expected, name="gradient"):
     assert found.shape == expected.shape, name
     error, norm = np.linalg.norm(found - expected), np.linalg.norm(expected)

@@ -4,28 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from helpers import assert_same_gradient, central
 
 import numtrans.module
 from numtrans.errors import BackwardError, ConfigError, DtypeError, IndexRangeError, ShapeError
 from numtrans.layers.positional import LearnedPositionalEncoding, SinusoidalPositionalEncoding
-
-
-def central(f, x, R, h=1e-5):
-    """Gradient of sum(f() * R) with respect to `x` by central differences; `f` reads it, and it is put back."""
-    g = np.zeros_like(x)
-    for i in np.ndindex(x.shape):
-        old, step = x[i], h * max(1.0, abs(x[i]))
-        x[i] = old + step
-        up = (f() * R).sum()
-        x[i] = old - step
-        g[i] = (up - (f() * R).sum()) / (2 * step)
-        x[i] = old
-    return g
-
-
-def assert_same_gradient(found, expected):
-    assert found.shape == expected.shape
-    assert np.linalg.norm(found - expected) <= 1e-7 * np.linalg.norm(expected) + 1e-9
 
 
 def learned(d_model, max_len, seed=0):

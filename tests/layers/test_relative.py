@@ -4,29 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from helpers import assert_same_gradient, central
 
 from numtrans.errors import BackwardError, ConfigError, DtypeError, ShapeError
 from numtrans.layers.relative import RelativePosition, ShawRelativePosition, distances
 from numtrans.layers.relative_bias import ALiBi, T5RelativeBias, relative_bucket, slopes, sum_diagonals
 from numtrans.module import no_grad
-
-
-def central(f, x, R, h=1e-5):
-    """Gradient of sum(f() * R) with respect to `x` by central differences; `f` reads it, and it is put back."""
-    g = np.zeros_like(x)
-    for i in np.ndindex(x.shape):
-        old, step = x[i], h * max(1.0, abs(x[i]))
-        x[i] = old + step
-        up = (f() * R).sum()
-        x[i] = old - step
-        g[i] = (up - (f() * R).sum()) / (2 * step)
-        x[i] = old
-    return g
-
-
-def assert_same_gradient(found, expected):
-    assert found.shape == expected.shape
-    assert np.linalg.norm(found - expected) <= 1e-7 * np.linalg.norm(expected) + 1e-9
 
 
 def randomized(module, seed=0):
