@@ -1,0 +1,134 @@
+"""What an attention head does, in numbers: how spread out, how sharp, how far, and how unlike the other heads.
+
+Shapes: ``B`` batch, ``H`` heads, ``Tq`` queries, ``Tk`` keys. All results are NumPy, one value a head.
+"""
+
+import numpy as np
+
+from numtrans.backend import to_numpy
+from numtrans.errors import ShapeError
+
+
+def attention_entropy(weights, query_mask=None):
+    r"""Mean entropy of the attention distributions of each head, in nats.
+
+    .. math::
+
+        E_h = \frac{1}{N} \sum_{b, i} \Bigl( -\sum_j P_{bhij} \log P_{bhij} \Bigr), \qquad 0 \log 0 = 0
+
+    0 if every query attends to a single key, :math:`\log T_k` if every query attends to all alike. A masked key has
+    weight 0 and adds nothing.
+
+    Parameters
+    ----------
+    weights : array (B, H, Tq, Tk) or (H, Tq, Tk)
+        Such as ``attn.attention_weights``; each row sums to 1, or is 0 if its query has no key left.
+    query_mask : boolean array (B, Tq), optional
+        True = the query counts: for padded queries, ``ids != pad_id``. All count by default. A query without a key
+        never counts.
+
+    Returns
+    -------
+    numpy.ndarray (H,)
+        NaN for a head without a query that counts.
+    """
+    P, counts = _checked(weights, query_mask)
+    return _mean(_entropy(P), counts)
+
+
+def attention_maximum(weights, query_mask=None):
+    r"""Mean of the largest weight of each query, a head: 1 if every query attends to a single key.
+
+    .. math:: M_h = \frac{1}{N} \sum_{b, i} \max_j P_{bhij}
+
+    Parameters and result as for `attention_entropy`.
+    """
+    P, counts = _checked(weights, query_mask)
+    return _mean(P.max(axis=-1, initial=0), counts)
+
+
+def attention_distance(weights, query_mask=None):
+    r"""Mean distance between query and key, weighted by attention, of each head, in tokens.
+
+    .. math:: D_h = \frac{1}{N} \sum_{b, i} \sum_j P_{bhij}\, |i - j|
+
+    Both are counted from 0. In self-attention it is how far a head looks; in cross-attention, where queries and keys
+    are places in two different sequences, it is only the difference of their indices.
+
+    Parameters and result as for `attention_entropy`.
+    """
+    P, counts = _checked(weights, query_mask)
+    Tq, Tk = P.shape[-2:]
+    distance = np.abs(np.arange(Tq)[:, None] - np.arange(Tk))               # (Tq, Tk)
+    return _mean((P * distance).sum(axis=-1), counts)
+
+
+def attention_patterns(weights, query_mask=None):
+    """`attention_entropy`, `attention_maximum` and `attention_distance` of the same weights.
+
+    Returns
+    -------
+    dict
+        ``entropy``, ``maximum`` and ``distance``, each an array (H,).
+    """
+    measures = {"entropy": attention_entropy, "maximum": attention_maximum, "distance": attention_distance}
+    return {name: measure(weights, query_mask) for name, measure in measures.items()}
+
+
+def head_divergence(weights, query_mask=None):
+    r"""Mean Jensen-Shannon divergence between the attention distributions of each pair of heads, in nats.
+
+    .. math::
+
+        J_{gh} = \frac{1}{N} \sum_{b, i} \Bigl( \mathrm{E}\bigl[\tfrac{1}{2}(P_{bgi} + P_{bhi})\bigr]
+        - \tfrac{1}{2} \mathrm{E}[P_{bgi}] - \tfrac{1}{2} \mathrm{E}[P_{bhi}] \Bigr)
+
+    with the entropy :math:`\mathrm{E}`. 0 if the two heads attend alike, :math:`\log 2` if no key has weight in both.
+
+    Parameters as for `attention_entropy`. A query counts for a pair if it counts for both heads.
+
+    Returns
+    -------
+    numpy.ndarray (H, H)
+        Symmetric, with zeros on the diagonal (NaN where no query counts).
+
+    References
+    ----------
+    Lin (1991), Divergence measures based on the Shannon entropy, IEEE Transactions on Information Theory 37(1).
+    """
+    P, counts = _checked(weights, query_mask)
+    own = _entropy(P)                                                       # (B, H, Tq)
+    H = P.shape[1]
+    J = np.empty((H, H))
+    for g in range(H):
+        middle = _entropy((P[:, g, None] + P) / 2)                          # (B, H, Tq)
+        J[g] = _mean(np.maximum(middle - (own[:, g, None] + own) / 2, 0), counts & counts[:, g, None])
+    return J
+
+
+def _checked(weights, query_mask):
+    """The weights as float64 (B, H, Tq, Tk), and which queries count, (B, H, Tq)."""
+    P = to_numpy(weights).astype(np.float64)
+    P = P[None] if P.ndim == 3 else P
+    if P.ndim != 4:
+        raise ShapeError(f"weights have shape {np.shape(weights)}, expected (batch, heads, queries, keys)")
+    counts = P.sum(axis=-1) > 0
+    if query_mask is not None:
+        query_mask = to_numpy(query_mask)
+        if query_mask.shape != (P.shape[0], P.shape[2]):
+            raise ShapeError(
+                f"query_mask has shape {query_mask.shape}, expected (batch, queries) = {(P.shape[0], P.shape[2])}"
+            )
+        counts = counts & query_mask.astype(bool)[:, None]
+    return P, counts
+
+
+def _entropy(P):
+    return -(P * np.log(np.where(P > 0, P, 1))).sum(axis=-1)
+
+
+def _mean(values, counts):
+    """Mean over batch and queries of those that count, (B, H, Tq) -> (H,)."""
+    N = counts.sum(axis=(0, 2))
+    total = np.where(counts, values, 0).sum(axis=(0, 2))
+    return np.where(N > 0, total / np.maximum(N, 1), np.nan)
