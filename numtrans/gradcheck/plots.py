@@ -2,33 +2,24 @@
 
 import numpy as np
 
-BLUE, ORANGE, GREEN = "#0072B2", "#E69F00", "#009E73"  # Okabe and Ito's colours, told apart by colour-blind readers
-MARKS = {"forward": (ORANGE, "s"), "central": (BLUE, "o"), "complex": (GREEN, "^")}
+from numtrans.figures import AMBER, BLUE, GREEN, ORANGE, new_figure, saved
 
-
-def new_figure(**kwargs):
-    """A figure that needs no display and is not kept by pyplot."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(layout="constrained", **kwargs)
-    FigureCanvasAgg(figure)
-    return figure
+MARKS = {"forward": (AMBER, "s"), "central": (BLUE, "o"), "complex": (GREEN, "^")}
 
 
 def plot_report(report, path=None, limit=8):
     """See `GradCheckReport.plot`."""
     rows = [row for row in report.rows if row.analytic is not None and row.numeric is not None]
     rows = sorted(rows, key=lambda row: row.passed)[:limit]
-    figure = new_figure(figsize=(9, 3.2 * max(1, len(rows))))
+    figure = new_figure(9, 3.2 * max(1, len(rows)))
     figure.suptitle(f"Gradient check of {report.title}: {'pass' if report.passed else 'fail'}")
     if not rows:
-        return _saved(figure, path)
+        return saved(figure, path)
     axes = figure.subplots(len(rows), 2, squeeze=False)
     for (left, right), row in zip(axes, rows, strict=True):
         _scatter(left, row)
         _difference(figure, right, row)
-    return _saved(figure, path)
+    return saved(figure, path)
 
 
 def _scatter(axis, row):
@@ -59,7 +50,7 @@ def _difference(figure, axis, row):
 
 def plot_study(study, path=None):
     """See `StepSizeStudy.plot`."""
-    figure = new_figure(figsize=(6.4, 4.2))
+    figure = new_figure(6.4, 4.2)
     axis = figure.subplots()
     for method, errors in study.errors.items():
         color, marker = MARKS[method]
@@ -67,10 +58,4 @@ def plot_study(study, path=None):
     axis.set(xlabel="step size h", ylabel="relative error of the slope", title=f"Numeric differences of {study.title}")
     axis.grid(True, which="major", color="lightgray")
     axis.legend()
-    return _saved(figure, path)
-
-
-def _saved(figure, path):
-    if path is not None:
-        figure.savefig(path, dpi=120)
-    return figure
+    return saved(figure, path)

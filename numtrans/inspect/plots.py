@@ -1,4 +1,4 @@
-"""Plots in one style: labelled axes, a title that says what is seen, colours that the colour-blind can tell apart."""
+"""Plots in one style: labelled axes, a title that says what is seen, colors that the colour-blind can tell apart."""
 
 import math
 
@@ -6,15 +6,9 @@ import numpy as np
 
 from numtrans.backend import to_numpy
 from numtrans.errors import ConfigError
+from numtrans.figures import BLUE, COLORS, DASHES, ORANGE, new_figure, saved, wrapped
 
-BLUE, ORANGE = "#0072B2", "#D55E00"  # from the palette of Okabe and Ito
-
-
-def new_figure(width, height):
-    """An empty figure that needs no window system."""
-    from matplotlib.figure import Figure  # imported on use: it takes longer to import than the rest of the library
-
-    return Figure(figsize=(width, height), layout="constrained")
+WIDTH = 7.2  # inches: the width of a page of text
 
 
 def plot_loss(history, path=None, *, title="Loss during training"):
@@ -32,15 +26,15 @@ def plot_loss(history, path=None, *, title="Loss during training"):
     -------
     matplotlib.figure.Figure
     """
-    figure = new_figure(7, 4)
+    figure = new_figure(WIDTH, 4)
     axis = figure.add_subplot()
     axis.plot(history["step"], history["loss"], color=BLUE, linewidth=1, label="training batch")
     if history.get("valid_loss"):
         axis.plot(history["valid_step"], history["valid_loss"], "o-", color=ORANGE, label="validation set")
-    axis.set(xlabel="step", ylabel="cross-entropy (nats per token)", title=title, yscale="log")
+    axis.set(xlabel="step", ylabel="cross-entropy (nats per token)", title=wrapped(title, WIDTH), yscale="log")
     axis.grid(alpha=0.3)
     axis.legend()
-    return _saved(figure, path)
+    return saved(figure, path)
 
 
 def plot_attention(weights, queries, keys, path=None, *, title="Attention"):
@@ -65,7 +59,8 @@ def plot_attention(weights, queries, keys, path=None, *, title="Attention"):
     columns = min(heads, 4)
     rows = sum(math.ceil(len(layer) / columns) for layer in layers)
     cell = max(2.0, 0.17 * len(keys)), max(1.6, 0.2 * len(queries) + 0.6)
-    figure = new_figure(columns * cell[0] + 0.8, rows * cell[1] + 0.6)
+    width = columns * cell[0] + 0.8
+    figure = new_figure(width, rows * cell[1] + 0.6)
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.axis("off")
@@ -83,14 +78,235 @@ def plot_attention(weights, queries, keys, path=None, *, title="Attention"):
             axis.set_xlabel("read", fontsize=8)
         row += math.ceil(len(layer) / columns)
     figure.colorbar(image, ax=axes, label="attention weight", shrink=0.8)
-    figure.suptitle(title)
-    return _saved(figure, path)
+    figure.suptitle(wrapped(title, width))
+    return saved(figure, path)
 
 
-def _saved(figure, path):
-    if path is not None:
-        try:
-            figure.savefig(path, dpi=130)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: the picture cannot be written: {error}") from error
-    return figure
+def plot_lines(lines, *, xlabel, ylabel, title, points=None, xscale="linear", yscale="linear", path=None):
+    """Curves over one pair of axes, each with a color and a dash of its own.
+
+    Parameters
+    ----------
+    lines : dict
+        Label of each curve and its ``(x, y)``, or ``(x, y, low, high)`` with a band from `low` to `high`.
+    xlabel, ylabel, title : str
+        Quantities with their units, and the finding.
+    points : dict, optional
+        Label and ``(x, y)`` of what is drawn as dots.
+    xscale, yscale : str, default "linear"
+        Scales of Matplotlib: "linear", "log", "symlog".
+    path : str or Path, optional
+        Where to save the figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    ConfigError
+        If a curve is not two or four arrays of one length.
+    """
+    figure = new_figure(WIDTH, 4)
+    _draw_lines(figure.add_subplot(), lines, points, xlabel, ylabel, xscale, yscale, wrapped(title, WIDTH))
+    return saved(figure, path)
+
+
+def plot_panels(panels, *, title, share_y=False, path=None):
+    """Several `plot_lines` side by side, two or three in a row.
+
+    Parameters
+    ----------
+    panels : dict
+        Title of each panel and a dict of the arguments of `plot_lines` that it needs: ``lines``, ``points``,
+        ``xlabel``, ``ylabel``, ``xscale``, ``yscale``.
+    title : str
+        The finding.
+    share_y : bool, default False
+        One vertical scale for all.
+    path : str or Path, optional
+        Where to save the figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    columns = min(len(panels), 2 if len(panels) in (2, 4) else 3)
+    rows = math.ceil(len(panels) / columns)
+    figure = new_figure(WIDTH * 1.25, 3.4 * rows + 0.4)
+    axes = figure.subplots(rows, columns, squeeze=False, sharey=share_y)
+    for axis in axes.flat[len(panels) :]:
+        axis.axis("off")
+    for axis, (name, panel) in zip(axes.flat, panels.items()):
+        _draw_lines(
+            axis, panel.get("lines", {}), panel.get("points"), panel.get("xlabel", ""), panel.get("ylabel", ""),
+            panel.get("xscale", "linear"), panel.get("yscale", "linear"), wrapped(name, WIDTH / columns),
+        )  # fmt: skip
+    figure.suptitle(wrapped(title, WIDTH * 1.25))
+    return saved(figure, path)
+
+
+def _draw_lines(axis, lines, points, xlabel, ylabel, xscale, yscale, title):
+    number = 0
+    for label, (x, y) in (points or {}).items():
+        axis.plot(to_numpy(x), to_numpy(y), ".", color="gray" if lines else COLORS[number % 7], label=label, alpha=0.7)
+        number += not lines
+    for number, (label, line) in enumerate(lines.items()):
+        if len(line) not in (2, 4) or len({len(part) for part in line}) != 1:
+            raise ConfigError(
+                f"plot: the curve {label!r} has {len(line)} arrays of lengths {[len(part) for part in line]}, "
+                "expected (x, y) or (x, y, low, high) of one length"
+            )
+        x, y, *band = (to_numpy(np.asarray(part)) for part in line)
+        style = dict(color=COLORS[number % 7], linestyle=DASHES[number % 7])
+        axis.plot(x, y, **style, marker="o" if len(x) <= 12 else None, markersize=4, label=label)
+        if band:
+            axis.fill_between(x, *band, color=style["color"], alpha=0.2, linewidth=0)
+    axis.set(xlabel=xlabel, ylabel=ylabel, title=title, xscale=xscale, yscale=yscale)
+    axis.grid(alpha=0.3)
+    if len(lines) + len(points or {}) > 1:
+        axis.legend(fontsize=9)
+
+
+def plot_bars(bars, *, categories, ylabel, title, xlabel="", yscale="linear", path=None):
+    """Groups of bars: one group a category, one bar a series in it.
+
+    Parameters
+    ----------
+    bars : dict
+        Label of each series and its heights, one a category.
+    categories : sequence of str
+        Names under the groups.
+    ylabel, title, xlabel : str
+        Quantity with its unit, the finding, and what the categories are.
+    yscale : str, default "linear"
+    path : str or Path, optional
+        Where to save the figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    ConfigError
+        If a series does not have one height per category.
+    """
+    figure = new_figure(WIDTH, 4)
+    axis = figure.add_subplot()
+    places, width = np.arange(len(categories)), 0.8 / max(1, len(bars))
+    for number, (label, heights) in enumerate(bars.items()):
+        if len(heights) != len(categories):
+            raise ConfigError(f"plot_bars: {label!r} has {len(heights)} heights, expected {len(categories)}")
+        offset = (number - (len(bars) - 1) / 2) * width
+        axis.bar(places + offset, to_numpy(np.asarray(heights)), width, label=label, color=COLORS[number % 7])
+    long = sum(len(str(name)) for name in categories) > 75
+    names = [str(name) for name in categories]
+    axis.set_xticks(places, names, rotation=35 if long else 0, ha="right" if long else "center")
+    axis.set(xlabel=xlabel, ylabel=ylabel, title=wrapped(title, WIDTH), yscale=yscale)
+    axis.grid(axis="y", alpha=0.3)
+    axis.set_axisbelow(True)
+    if len(bars) > 1:
+        axis.legend(fontsize=9)
+    return saved(figure, path)
+
+
+def plot_histograms(samples, *, xlabel, title, bins=60, path=None):
+    """The distributions of several samples over one axis, each scaled to area one.
+
+    Parameters
+    ----------
+    samples : dict
+        Label and numbers of each sample.
+    xlabel, title : str
+        Quantity with its unit, and the finding.
+    bins : int, default 60
+    path : str or Path, optional
+        Where to save the figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    figure = new_figure(WIDTH, 4)
+    axis = figure.add_subplot()
+    numbers = {label: to_numpy(np.asarray(sample)).ravel() for label, sample in samples.items()}
+    edges = np.histogram_bin_edges(np.concatenate(list(numbers.values())), bins)
+    for number, (label, sample) in enumerate(numbers.items()):
+        style = dict(color=COLORS[number % 7], linestyle=DASHES[number % 7])
+        axis.hist(sample, edges, density=True, histtype="step", linewidth=1.6, label=label, **style)
+    axis.set(xlabel=xlabel, ylabel="density", title=wrapped(title, WIDTH))
+    axis.grid(alpha=0.3)
+    if len(samples) > 1:
+        axis.legend(fontsize=9)
+    return saved(figure, path)
+
+
+def plot_heatmaps(
+    matrices, *, xlabel, ylabel, colorbar, title, signed=False, xticks=None, yticks=None, share_scale=True, path=None
+):
+    """Matrices as colors, side by side.
+
+    Parameters
+    ----------
+    matrices : dict
+        Title and 2-D array of each panel.
+    xlabel, ylabel : str
+        What the columns and the rows are.
+    colorbar, title : str
+        Quantity with its unit, and the finding.
+    signed : bool, default False
+        Center the colors on zero: blue below, red above.
+    xticks, yticks : sequences of str, optional
+        Names of the columns and the rows.
+    share_scale : bool, default True
+        One color scale for all panels; otherwise each has a color bar of its own.
+    path : str or Path, optional
+        Where to save the figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    ConfigError
+        If a matrix does not have two axes.
+    """
+    arrays = {name: to_numpy(np.asarray(matrix)) for name, matrix in matrices.items()}
+    for name, array in arrays.items():
+        if array.ndim != 2:
+            raise ConfigError(f"plot_heatmaps: {name!r} has shape {array.shape}, expected (rows, columns)")
+    columns = min(len(arrays), 4 if len(arrays) % 4 == 0 else 3)
+    rows = math.ceil(len(arrays) / columns)
+    width = WIDTH * (1 if columns < 3 else 1.25)
+    figure = new_figure(width, rows * min(4.2, width / columns) + 0.6)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat[len(arrays) :]:
+        axis.axis("off")
+    shared = _limits(list(arrays.values()), signed)
+    for axis, (name, array) in zip(axes.flat, arrays.items()):
+        low, high = shared if share_scale else _limits([array], signed)
+        image = axis.imshow(array, cmap="RdBu_r" if signed else "cividis", vmin=low, vmax=high, aspect="auto",
+                            interpolation="nearest")  # fmt: skip
+        axis.set(xlabel=xlabel, ylabel=ylabel)
+        axis.set_title(wrapped(name, width / columns), fontsize=10)
+        if xticks is not None:
+            axis.set_xticks(np.arange(len(xticks)), xticks, fontsize=8)
+        if yticks is not None:
+            axis.set_yticks(np.arange(len(yticks)), yticks, fontsize=8)
+        if not share_scale:
+            figure.colorbar(image, ax=axis, label=colorbar)
+    if share_scale:
+        figure.colorbar(image, ax=axes, label=colorbar, shrink=0.9)
+    figure.suptitle(wrapped(title, width))
+    return saved(figure, path)
+
+
+def _limits(arrays, signed):
+    low = min(np.nanmin(array) for array in arrays)
+    high = max(np.nanmax(array) for array in arrays)
+    if signed:
+        high = max(abs(low), abs(high))
+        low = -high
+    return low, high

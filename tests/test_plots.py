@@ -1,0 +1,75 @@
+"""Every plot: it draws what it is given, carries a description, and says what is wrong with its input."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from numtrans.errors import ConfigError
+from numtrans.inspect import plots
+
+X = np.linspace(1, 2, 20)
+LABELS = dict(xlabel="length (tokens)", ylabel="time (s)", title="Time grows with the square of the length")
+FIGURES = {
+    "lines": lambda **k: plots.plot_lines(
+        {"a": (X, X), "b": (X, X**2, X, X**3)}, points={"data": (X, X)}, **LABELS, **k
+    ),
+    "panels": lambda **k: plots.plot_panels({"p": dict(lines={"a": (X, X)}), "q": {}, "r": {}}, title="Three", **k),
+    "bars": lambda **k: plots.plot_bars(
+        {"a": [1, 2], "b": [3, 4]}, categories=["x", "y"], ylabel="s", title="Bars", **k
+    ),
+    "histograms": lambda **k: plots.plot_histograms({"a": X, "b": X**2}, xlabel="s", title="Two samples", **k),
+    "heatmaps": lambda **k: plots.plot_heatmaps(
+        {"a": np.eye(3), "b": -np.ones((2, 4))}, xlabel="key", ylabel="query", colorbar="weight", title="Maps", **k
+    ),
+    "attention": lambda **k: plots.plot_attention(np.full((2, 3, 4), 0.25), "abc", "abcd", title="Heads", **k),
+    "loss": lambda **k: plots.plot_loss(
+        {"step": [1, 2], "loss": [3.0, 2.0], "valid_step": [2], "valid_loss": [2.5]}, title="The loss falls", **k
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_shows_itself_with_its_description(name):
+    png, metadata = FIGURES[name]()._repr_png_()
+    image = Image.open(io.BytesIO(png))
+    assert image.width == pytest.approx(2 * metadata["width"], abs=2)
+    assert np.asarray(image).std() > 0
+    assert image.text["Description"] == FIGURES[name]().description()
+    assert len(FIGURES[name]().description()) > 5
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_saved(name, tmp_path):
+    FIGURES[name](path=tmp_path / "a.png")
+    assert Image.open(tmp_path / "a.png").text["Description"]
+    FIGURES[name](path=tmp_path / "a.svg")
+    with pytest.raises(ConfigError, match="the picture cannot be written"):
+        FIGURES[name](path=tmp_path / "no" / "a.png")
+
+
+@pytest.mark.parametrize("share_scale", [True, False])
+def test_signed_colors_are_centered_on_zero(share_scale):
+    maps = {"a": np.array([[-1.0, 3.0]]), "b": np.array([[0.5, -0.25]])}
+    figure = plots.plot_heatmaps(
+        maps, xlabel="x", ylabel="y", colorbar="c", title="t", signed=True, share_scale=share_scale
+    )
+    limits = [axis.images[0].get_clim() for axis in figure.axes if axis.images and axis.get_title() in maps]
+    assert limits == ([(-3, 3), (-3, 3)] if share_scale else [(-3, 3), (-0.5, 0.5)])
+
+
+def test_curves_hold_the_numbers_they_were_given():
+    (axis,) = FIGURES["lines"]().axes
+    np.testing.assert_array_equal(axis.lines[2].get_ydata(), X**2)
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["data", "a", "b"]
+    assert axis.get_xlabel() == LABELS["xlabel"]
+
+
+def test_bad_input():
+    with pytest.raises(ConfigError, match=r"the curve 'a' has 2 arrays of lengths \[20, 19\]"):
+        plots.plot_lines({"a": (X, X[1:])}, **LABELS)
+    with pytest.raises(ConfigError, match="'a' has 1 heights, expected 2"):
+        plots.plot_bars({"a": [1]}, categories=["x", "y"], ylabel="s", title="t")
+    with pytest.raises(ConfigError, match=r"'a' has shape \(3,\)"):
+        plots.plot_heatmaps({"a": X[:3]}, xlabel="x", ylabel="y", colorbar="c", title="t")
