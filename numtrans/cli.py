@@ -8,24 +8,10 @@ from pathlib import Path
 
 from numtrans import __version__
 from numtrans.errors import ConfigError, NumtransError
+from numtrans.runs import DATA, DEFAULTS, default_settings
 
 FRENCH_DATE = "le 14 juillet 1989"
 
-# What `demo` and `train --task dates` use: a small model that reads dates after about a minute on two cores.
-DEFAULTS = dict(
-    layers=2, d_model=64, heads=4, d_ff=None, dropout=0.0, block=64, batch=64, steps=2000, lr=4e-3, warmup=200,
-    final_lr=0.01, beta2=0.98, weight_decay=0.01, label_smoothing=0.0, clip=1.0, norm_placement="pre", norm="layer",
-    feedforward="relu", position="sinusoidal", micro_batches=1, evaluate_every=500, save_every=500,
-)  # fmt: skip
-
-# A character model learns with nanoGPT's settings for a small CPU run.
-TEXT_DEFAULTS = dict(
-    layers=4, d_model=128, batch=12, lr=1e-3, warmup=100, final_lr=0.1, beta2=0.99, weight_decay=0.1,
-    feedforward="gelu_tanh", position="learned",
-)  # fmt: skip
-
-
-DATA = ("text", "source", "target", "level")
 DATA_OF = {"text": ("text",), "pairs": ("source", "target", "level")}
 
 
@@ -174,15 +160,14 @@ def nonnegative(text):
 
 def settings_of(arguments, task):
     """All settings of a run: what was asked for, and for the rest the defaults of the task."""
-    defaults = {**DEFAULTS, **(TEXT_DEFAULTS if task == "text" else {})}
-    asked = {name: getattr(arguments, name, None) for name in defaults}
-    settings = {name: defaults[name] if value is None else value for name, value in asked.items()}
-    data = {name: getattr(arguments, name, None) for name in DATA}
-    for name, value in data.items():
-        if value is not None and name not in DATA_OF.get(task, ()):
+    names = set(default_settings(task)) - {"task"}
+    asked = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
+    for name in DATA:
+        if name in asked and name not in DATA_OF.get(task, ()):
             raise ConfigError(f"--{name} has no meaning with --task {task}")
-    data = {name: str(Path(value).resolve()) if name != "level" and value else value for name, value in data.items()}
-    return {"task": task, **data, "seed": arguments.seed, "backend": arguments.backend, **settings}
+        if asked.get(name) and name != "level":
+            asked[name] = str(Path(asked[name]).resolve())
+    return default_settings(task, **asked)
 
 
 def task_of(settings):

@@ -31,6 +31,52 @@ from numtrans.training import Trainer
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 KINDS = {"Transformer": (Transformer, TransformerConfig), "GPT": (GPT, GPTConfig)}
 
+# A small model that reads dates after about a minute on two cores: what `numtrans demo` trains.
+DEFAULTS = dict(
+    layers=2, d_model=64, heads=4, d_ff=None, dropout=0.0, block=64, batch=64, steps=2000, lr=4e-3, warmup=200,
+    final_lr=0.01, beta2=0.98, weight_decay=0.01, label_smoothing=0.0, clip=1.0, norm_placement="pre", norm="layer",
+    feedforward="relu", position="sinusoidal", micro_batches=1, evaluate_every=500, save_every=500,
+)  # fmt: skip
+
+# A character model learns with nanoGPT's settings for a small CPU run.
+TEXT_DEFAULTS = dict(
+    layers=4, d_model=128, batch=12, lr=1e-3, warmup=100, final_lr=0.1, beta2=0.99, weight_decay=0.1,
+    feedforward="gelu_tanh", position="learned",
+)  # fmt: skip
+
+DATA = ("text", "source", "target", "level")  # settings that say where the data of a task are
+
+
+def default_settings(task="dates", **changes):
+    """All settings of a run of `task`, as `make_run` takes them: the defaults of the command line, with `changes`.
+
+    Parameters
+    ----------
+    task : {"dates", "copy", "reverse", "sort", "text", "pairs"}
+    **changes
+        Settings with another value, named as the options of ``numtrans train``: ``steps=500``, ``d_model=32``.
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    ConfigError
+        If a change names no setting.
+
+    Examples
+    --------
+    >>> default_settings("dates", steps=500)["steps"]
+    500
+    """
+    defaults = {**DEFAULTS, **(TEXT_DEFAULTS if task == "text" else {})}
+    settings = {"task": task, **dict.fromkeys(DATA), "seed": 0, "backend": "numpy", **defaults}
+    unknown = sorted(set(changes) - set(settings))
+    if unknown:
+        raise ConfigError(f"unknown settings {', '.join(unknown)}; the settings are {', '.join(settings)}")
+    return {**settings, **changes}
+
 
 @dataclass
 class Run:
