@@ -119,8 +119,8 @@ def full_gradient(point, tensor):
     gradient : ndarray
         Of the shape of the tensor.
     shares : list of ndarray
-        For each axis of the output an array (*tensor.shape, n): the gradient of the part of the loss that comes from
-        each of the n slices along this axis.
+        For each axis of the output an array ``(*tensor.shape, n)``: the gradient of the part of the loss that comes
+        from each of the n slices along this axis.
     """
     axes = range(np.ndim(point.cotangent))
     gradient = np.empty(tensor.shape)

@@ -197,7 +197,7 @@ class Optimizer:
 
 
 def blocks(parameter, *state):
-    """Yield (values, gradient, *state) of `parameter` in pieces that the processor's cache can hold.
+    """Yield ``(values, gradient, *state)`` of `parameter` in pieces that the processor's cache can hold.
 
     An update of several passes over a large array reads and writes main memory in every pass; over a piece of 64k
     values it does so once. On the GPU, or for an array that is not laid out row by row, the piece is the whole array.

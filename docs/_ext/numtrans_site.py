@@ -1,0 +1,100 @@
+"""What the site of numtrans adds to Sphinx.
+
+- The role ``name``, the default in docstrings: single backticks become a link where the name is documented, and code
+  where it is not, such as the name of an argument.
+- The alternative text of each figure in a notebook, which numtrans writes into the PNG (text chunk "Description").
+- The line that opens a folded cell: the first comment of the cell, such as "Solution of exercise 3.1".
+- The order in which documents are read: notebooks, which take long, are spread over the processes.
+"""
+
+import re
+from pathlib import Path
+
+from docutils import nodes
+from PIL import Image
+from sphinx import addnodes
+from sphinx.util import logging
+from sphinx.util.nodes import make_refnode
+
+logger = logging.getLogger(__name__)
+
+
+# ---- names in docstrings
+
+
+def name_role(role, rawtext, text, lineno, inliner, options=None, content=()):
+    """A reference to the Python object `text`, of which nobody complains if it is not documented."""
+    context = inliner.document.settings.env.ref_context
+    node = addnodes.pending_xref(
+        rawtext, refdomain="py", reftype="obj", reftarget=text, refexplicit=False, refwarn=False,
+        refdoc=inliner.document.settings.env.docname, may_be_missing=True,
+    )  # fmt: skip
+    node["py:module"], node["py:class"] = context.get("py:module"), context.get("py:class")
+    node += nodes.literal(rawtext, text, classes=["xref", "py", "py-obj"])
+    return [node], []
+
+
+def resolve_name(app, env, node, contnode):
+    """The object whose full name ends with the target, if there is one such; else plain code."""
+    if not node.get("may_be_missing"):
+        return None
+    target, domain = node["reftarget"], env.get_domain("py")
+    found = {}
+    if target[:1].isupper() or "." in target or "_" in target:  # a short lower-case word is rather an argument
+        found = {
+            (entry.docname, entry.node_id): (name, entry.objtype)
+            for name, entry in domain.objects.items()
+            if name.endswith(f".{target}")
+        }
+    if len(found) != 1:
+        return nodes.literal(contnode.rawsource, contnode.astext())
+    ((docname, node_id), (name, _)), = found.items()
+    return make_refnode(app.builder, node["refdoc"], docname, node_id, contnode, name)
+
+
+# ---- notebooks
+
+
+def add_alternative_text(app, doctree):
+    """Give images without ``alt`` the text that lies in their file; complain where there is none."""
+    for image in doctree.findall(nodes.image):
+        if image.get("alt"):
+            continue
+        path = Path(app.srcdir, image["uri"])  # an absolute uri stays as it is
+        text = None
+        if path.suffix == ".png" and path.is_file():
+            with Image.open(path) as picture:
+                text = picture.info.get("Description")
+        if text:
+            image["alt"] = text
+        else:
+            logger.warning("image without alternative text: %s", path.name, location=image, type="numtrans")
+
+
+def name_folded_cells(app, doctree):
+    """Let the first comment of a folded cell be the line to click on."""
+    for cell in doctree.findall(nodes.container):
+        if not cell.get("hide_mode"):
+            continue
+        source = next(cell.findall(nodes.literal_block), None)
+        comment = re.match(r"#\s*(?:@title\s+)?(.+?)\.?\s*(?:\{.*\})?$", source.astext() if source else "", re.MULTILINE)
+        if comment:
+            cell["prompt_show"] = cell["prompt_hide"] = comment[1]
+
+
+def spread_notebooks(app, env, docnames):
+    """Reorder `docnames` so that every stretch of the list holds its share of notebooks."""
+    notebooks = [name for name in docnames if name.startswith("notebooks/")]
+    pages = [name for name in docnames if not name.startswith("notebooks/")]
+    place = {name: (i + 0.5) / len(group) for group in (notebooks, pages) for i, name in enumerate(group)}
+    docnames.sort(key=lambda name: (place[name], name))
+
+
+def setup(app):
+    """Connect all of it."""
+    app.add_role("name", name_role)
+    app.connect("missing-reference", resolve_name)
+    app.connect("doctree-read", add_alternative_text)
+    app.connect("doctree-read", name_folded_cells)
+    app.connect("env-before-read-docs", spread_notebooks)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
