@@ -1,4 +1,4 @@
-"""Sphinx configuration. The source directory is the root of the repository: ``python docs/build.py`` builds the site."""
+"""Sphinx configuration. The source directory is the root of the repository; ``docs/build.py`` builds the site."""
 
 import os
 import sys
@@ -56,6 +56,7 @@ autodoc_default_options = {"member-order": "bysource"}
 autodoc_typehints = "none"
 numpydoc_show_class_members = False
 python_maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
 
 # ---- mathematics: one script of the site itself, which `docs/build.py` puts in place
 
@@ -70,6 +71,7 @@ html_static_path = ["_static"]
 html_extra_path = ["_extra"]
 html_css_files = ["custom.css"]
 html_copy_source = False
+html_domain_indices = False
 html_show_sourcelink = False
 html_show_search_summary = False  # a browser may not read the pages for a summary when the site lies on a disk
 html_theme_options = {
@@ -86,6 +88,7 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
+html_context = {"default_mode": "auto"}
 html_sidebars = {"docs/index": []}
 
 copybutton_exclude = ".linenos, .gp, .go"

@@ -2,6 +2,7 @@
 
 - The role ``name``, the default in docstrings: single backticks become a link where the name is documented, and code
   where it is not, such as the name of an argument.
+- Displayed formulas of several parts, one part a line.
 - The alternative text of each figure in a notebook, which numtrans writes into the PNG (text chunk "Description").
 - The line that opens a folded cell: the first comment of the cell, such as "Solution of exercise 3.1".
 - The order in which documents are read: notebooks, which take long, are spread over the processes.
@@ -52,6 +53,24 @@ def resolve_name(app, env, node, contnode):
     return make_refnode(app.builder, node["refdoc"], docname, node_id, contnode, name)
 
 
+# ---- formulas
+
+
+def stack_formulas(app, doctree):
+    r"""Put the parts of a displayed formula that ``\qquad`` separates under one another, so that they fit the page."""
+    for block in doctree.findall(nodes.math_block):
+        parts = [part.strip() for part in re.split(r"\\qquad", block.astext()) if part.strip()]
+        if len(parts) > 1 and not re.search(r"\\begin|\\\\", block.astext()) and all(map(is_balanced, parts)):
+            lines = r" \\[0.4em] ".join(f"& {part}" for part in parts)
+            block.children = [nodes.Text(rf"\begin{{aligned}} {lines} \end{{aligned}}")]
+
+
+def is_balanced(tex):
+    """Whether braces that open in `tex` close in it, so that it can stand on a line of its own."""
+    plain = re.sub(r"\\[{}]", "", tex)
+    return plain.count("{") == plain.count("}") and tex.count(r"\left") == tex.count(r"\right")
+
+
 # ---- notebooks
 
 
@@ -77,7 +96,8 @@ def name_folded_cells(app, doctree):
         if not cell.get("hide_mode"):
             continue
         source = next(cell.findall(nodes.literal_block), None)
-        comment = re.match(r"#\s*(?:@title\s+)?(.+?)\.?\s*(?:\{.*\})?$", source.astext() if source else "", re.MULTILINE)
+        first = source.astext().partition("\n")[0] if source else ""
+        comment = re.fullmatch(r"#\s*(?:@title\s+)?(.+?)\.?", first.strip())
         if comment:
             cell["prompt_show"] = cell["prompt_hide"] = comment[1]
 
@@ -94,6 +114,7 @@ def setup(app):
     """Connect all of it."""
     app.add_role("name", name_role)
     app.connect("missing-reference", resolve_name)
+    app.connect("doctree-read", stack_formulas)
     app.connect("doctree-read", add_alternative_text)
     app.connect("doctree-read", name_folded_cells)
     app.connect("env-before-read-docs", spread_notebooks)

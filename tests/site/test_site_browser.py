@@ -1,0 +1,184 @@
+"""Every page in headless Chromium, from the disk and with the network closed.
+
+Wide and narrow, light and dark. With ``NUMTRANS_SCREENSHOTS=FOLDER`` pictures of all of them are kept there.
+"""
+
+import base64
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from site_files import SITE, chapters_and_texts
+
+selenium = pytest.importorskip("selenium")
+from selenium import webdriver  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+SHOTS = os.environ.get("NUMTRANS_SCREENSHOTS")
+PAGES = chapters_and_texts()
+
+pytestmark = [
+    pytest.mark.skipif(not PAGES, reason="the site is not built (python docs/build.py)"),
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromedriver is missing"),
+]
+
+FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
+--disable-component-update --disable-sync --allow-file-access-from-files --disable-dev-shm-usage
+--hide-scrollbars --proxy-server=127.0.0.1:9""".split()
+
+# The text that a reader sees, without code and without what MathJax has made: TeX that is still there was not rendered.
+TEXT = """
+const walker = document.createTreeWalker(document.querySelector('main'), NodeFilter.SHOW_TEXT);
+const pieces = [];
+for (let n = walker.nextNode(); n; n = walker.nextNode())
+  if (!n.parentElement.closest('pre, code, script, style, mjx-container')) pieces.push(n.data);
+return pieces.join(' ');
+"""
+MATH = """
+const nodes = [...document.querySelectorAll('.math')].filter(n => n.matches('span, div'));
+return {
+  all: nodes.length,
+  bare: nodes.filter(n => !n.querySelector('mjx-container svg')).map(n => n.textContent),
+  wrong: [...document.querySelectorAll('[data-mml-node="merror"], mjx-merror')].map(n => n.textContent),
+  color: nodes.length ? getComputedStyle(nodes[0]).color : null,
+  ink: nodes.length ? getComputedStyle(nodes[0].querySelector('svg g') || nodes[0]).fill : null,
+};
+"""
+IMAGES = """
+return [...document.images].filter(i => i.getAttribute('src')).filter(i => !(i.complete && i.naturalWidth > 0))
+  .map(i => i.src);
+"""
+CLIPPED = """
+return [...document.querySelectorAll('div.math, mjx-container[display="true"]')]
+  .filter(n => n.getClientRects().length && n.scrollWidth > n.clientWidth + 1).map(n => n.textContent.slice(0, 120));
+"""
+WIDTHS = "return [document.documentElement.scrollWidth, document.body.scrollWidth, window.innerWidth];"
+LOADED = "return performance.getEntriesByType('resource').map(e => e.name).filter(n => !n.startsWith('file:'));"
+COLORS = """
+const style = e => getComputedStyle(e);
+return [style(document.documentElement).backgroundColor, style(document.body).backgroundColor,
+        style(document.querySelector('main article, main')).color];
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in [*FLAGS, "--host-resolver-rules=MAP * ~NOTFOUND",
+                 f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:  # fmt: skip
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+    driver.set_page_load_timeout(120)
+    yield driver
+    driver.quit()
+
+
+def show(browser, page, width, theme):
+    """Open `page` as a reader with this window and this preference would, and wait until its mathematics is there."""
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 844 if width < 600 else 900, "deviceScaleFactor": 1, "mobile": width < 600},
+    )
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+    )
+    browser.get((SITE / page).as_uri())
+    settle(browser)
+
+
+def settle(browser):
+    """Wait for MathJax and for all images."""
+    WebDriverWait(browser, 60).until(
+        lambda b: b.execute_async_script(
+            """
+            const done = arguments[arguments.length - 1];
+            const math = document.querySelector('.math') && window.MathJax && MathJax.startup;
+            Promise.resolve(math ? MathJax.startup.promise : null)
+              .then(() => Promise.all([...document.images].filter(i => i.getAttribute('src')).map(i => {
+                i.loading = 'eager'; return i.decode().catch(() => null); })))
+              .then(() => done(true), () => done(false));
+            """
+        )
+    )
+
+
+def luminance(color):
+    """Relative luminance (WCAG 2) of a color such as ``rgb(0, 0, 0)``."""
+    channels = [float(c) / 255 for c in re.findall(r"[\d.]+", color)[:3]]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a, b):
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def keep_picture(browser, page, width, theme):
+    """The whole page as a PNG in the folder that ``NUMTRANS_SCREENSHOTS`` names."""
+    height = min(browser.execute_script("return document.documentElement.scrollHeight"), 12000)
+    clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+    shot = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
+    path = Path(SHOTS) / f"{page.removesuffix('.html').replace('/', '_')}-{width}-{theme}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(base64.b64decode(shot["data"]))
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
+@pytest.mark.parametrize("page", PAGES)
+def test_page(browser, page, width, theme):
+    browser.get_log("browser")  # what an earlier page has left
+    show(browser, page, width, theme)
+    if SHOTS:
+        keep_picture(browser, page, width, theme)
+    math, text = browser.execute_script(MATH), browser.execute_script(TEXT)
+    assert math["bare"] == []
+    assert math["wrong"] == []
+    assert math["ink"] == math["color"]
+    assert re.findall(r"\$|\\[a-zA-Z]+|\\[()\[\]]", text) == []
+    assert browser.execute_script(IMAGES) == []
+    if width > 600:
+        assert browser.execute_script(CLIPPED) == []
+    assert browser.execute_script(LOADED) == []
+    assert max(browser.execute_script(WIDTHS)) == width
+    outer, inner, ink = browser.execute_script(COLORS)
+    ground = inner if not inner.startswith("rgba(0, 0, 0, 0") else outer
+    assert (luminance(ground) < 0.2) == (theme == "dark")
+    assert contrast(ground, ink) >= 4.5
+    assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_search_finds_the_backward_of_rope(browser, width):
+    browser.get_log("browser")
+    show(browser, "docs/index.html", width, "light")
+    buttons = [b for b in browser.find_elements(By.CSS_SELECTOR, ".search-button__button, .search-button") if
+               b.is_displayed()]  # fmt: skip
+    buttons[0].click()
+    field = next(f for f in browser.find_elements(By.CSS_SELECTOR, "input[name=q]") if f.is_displayed())
+    field.send_keys("RoPE backward\n")
+    results = WebDriverWait(browser, 30).until(
+        lambda b: [a.get_attribute("href") for a in b.find_elements(By.CSS_SELECTOR, "#search-results ul.search li a")]
+    )
+    assert any("api/layers.html" in link or ("derivations" in link and "rotary" in link) for link in results)
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_theme_can_be_switched(browser, theme):
+    show(browser, "docs/index.html", 1280, "dark" if theme == "light" else "light")
+    next(b for b in browser.find_elements(By.CSS_SELECTOR, ".theme-switch-button") if b.is_displayed()).click()
+    choices = browser.find_elements(By.CSS_SELECTOR, f".theme-switch-container [data-mode={theme}]")
+    WebDriverWait(browser, 10).until(lambda _: any(choice.is_displayed() for choice in choices))
+    next(choice for choice in choices if choice.is_displayed() and choice.tag_name != "i").click()
+    assert browser.execute_script("return document.documentElement.dataset.theme") == theme
+    browser.get((SITE / "docs/notation.html").as_uri())  # the next page keeps it
+    assert browser.execute_script("return document.documentElement.dataset.theme") == theme
+    browser.execute_script("localStorage.clear()")
