@@ -61,7 +61,7 @@ toc_object_entries_show_parents = "hide"
 # ---- mathematics: one script of the site itself, which `docs/build.py` puts in place
 
 mathjax_path = "mathjax/tex-svg-full.js"
-mathjax3_config = {"svg": {"fontCache": "local"}, "options": {"enableMenu": False}}
+mathjax3_config = {"svg": {"fontCache": "local", "scale": 0.95}, "options": {"enableMenu": False}}
 
 # ---- pages
 

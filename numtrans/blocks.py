@@ -75,10 +75,12 @@ class EncoderLayer(Module):
         self.feedforward = Residual(network, make_norm(norm, d_model), norm_placement, dropout=dropout, rng=rng)
 
     def forward(self, x, mask=None):
+        """`x` (B, T, D) -> y (B, T, D). `mask` as in `MultiHeadAttention`."""
         x = self.self_attention(x, mask=mask)                               # (B, T, D)
         return self.feedforward(x)                                          # (B, T, D)
 
     def backward(self, dy):
+        """Given dy (B, T, D), return dx (B, T, D)."""
         return self.self_attention.backward(self.feedforward.backward(dy))
 
 
@@ -153,11 +155,13 @@ class Encoder(Module):
         self.norm = make_norm(norm, d_model) if norm_placement == "pre" else None
 
     def forward(self, x, mask=None):
+        """`x` (B, T, D) -> y (B, T, D). `mask` as in `MultiHeadAttention`."""
         for layer in self.layers:
             x = layer(x, mask)                                              # (B, T, D)
         return x if self.norm is None else self.norm(x)
 
     def backward(self, dy):
+        """Given dy (B, T, D), return dx (B, T, D)."""
         dx = dy if self.norm is None else self.norm.backward(dy)
         for layer in reversed(self.layers):
             dx = layer.backward(dx)
@@ -181,6 +185,7 @@ class Decoder(Module):
         self.norm = make_norm(norm, d_model) if norm_placement == "pre" else None
 
     def forward(self, tgt, memory, tgt_mask=None, memory_mask=None):
+        """`tgt` (B, Tt, D), `memory` (B, Ts, D) -> y (B, Tt, D). Masks as in `DecoderLayer`."""
         x = tgt
         for layer in self.layers:
             x = layer(x, memory, tgt_mask, memory_mask)                     # (B, Tt, D)

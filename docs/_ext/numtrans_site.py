@@ -59,16 +59,18 @@ def resolve_name(app, env, node, contnode):
 def stack_formulas(app, doctree):
     r"""Put the parts of a displayed formula that ``\qquad`` separates under one another, so that they fit the page."""
     for block in doctree.findall(nodes.math_block):
-        parts = [part.strip() for part in re.split(r"\\qquad", block.astext()) if part.strip()]
-        if len(parts) > 1 and not re.search(r"\\begin|\\\\", block.astext()) and all(map(is_balanced, parts)):
+        tex = block.astext()
+        parts = [part.strip() for part in re.split(r"\\qquad", tex) if part.strip()]
+        has_lines = r"\\" in re.sub(r"\\begin\{(\w+\*?)\}.*?\\end\{\1\}", "", tex, flags=re.DOTALL)
+        if len(parts) > 1 and not has_lines and all(map(is_balanced, parts)):
             lines = r" \\[0.4em] ".join(f"& {part}" for part in parts)
             block.children = [nodes.Text(rf"\begin{{aligned}} {lines} \end{{aligned}}")]
 
 
 def is_balanced(tex):
-    """Whether braces that open in `tex` close in it, so that it can stand on a line of its own."""
-    plain = re.sub(r"\\[{}]", "", tex)
-    return plain.count("{") == plain.count("}") and tex.count(r"\left") == tex.count(r"\right")
+    """Whether all that opens in `tex` closes in it, so that it can stand on a line of its own."""
+    pairs = ((r"(?<!\\)\{", r"(?<!\\)\}"), (r"\\left(?![a-z])", r"\\right(?![a-z])"), (r"\\begin\b", r"\\end\b"))
+    return all(len(re.findall(opening, tex)) == len(re.findall(closing, tex)) for opening, closing in pairs)
 
 
 # ---- notebooks

@@ -14,12 +14,14 @@ class ReLU(Module):
     """
 
     def forward(self, x):
+        """`x` (...) -> y (...)."""
         self.check_floating("input", x)
         positive = x > 0
         self.save(positive)
         return x * positive
 
     def backward(self, dy):
+        """Given dy (...), return dx (...)."""
         (positive,) = self.saved()
         self.check_dy(dy, positive.shape, dy)
         return dy * positive
@@ -29,12 +31,14 @@ class Sigmoid(Module):
     r"""Logistic function: :math:`y = 1 / (1 + e^{-x})`, :math:`dx = dy\, y\, (1 - y)`."""
 
     def forward(self, x):
+        """`x` (...) -> y (...)."""
         self.check_floating("input", x)
         y = sigmoid(x)
         self.save(y)
         return y
 
     def backward(self, dy):
+        """Given dy (...), return dx (...)."""
         (y,) = self.saved()
         self.check_dy(dy, y.shape, y)
         return dy * y * (1 - y)
@@ -44,12 +48,14 @@ class Tanh(Module):
     r"""Hyperbolic tangent: :math:`y = \tanh x`, :math:`dx = dy\, (1 - y^2)`."""
 
     def forward(self, x):
+        """`x` (...) -> y (...)."""
         self.check_floating("input", x)
         y = get_xp(x).tanh(x)
         self.save(y)
         return y
 
     def backward(self, dy):
+        """Given dy (...), return dx (...)."""
         (y,) = self.saved()
         self.check_dy(dy, y.shape, y)
         return dy * (1 - y * y)
@@ -68,6 +74,7 @@ class SiLU(Module):
     """
 
     def forward(self, x):
+        """`x` (...) -> y (...)."""
         self.check_floating("input", x)
         s = sigmoid(x)
         y = x * s
@@ -75,6 +82,7 @@ class SiLU(Module):
         return y
 
     def backward(self, dy):
+        """Given dy (...), return dx (...)."""
         s, y = self.saved()
         self.check_dy(dy, y.shape, y)
         return dy * (s + y * (1 - s))
@@ -109,6 +117,7 @@ class GELU(Module):
         self.approximate = approximate
 
     def forward(self, x):
+        """`x` (...) -> y (...)."""
         self.check_floating("input", x)
         cdf, density = self.normal(x) if self.approximate == "none" else self.tanh_form(x)
         # y = x * cdf; its derivative is made here, while x is in the cache
@@ -119,6 +128,7 @@ class GELU(Module):
         return cdf
 
     def backward(self, dy):
+        """Given dy (...), return dx (...)."""
         (derivative,) = self.saved()
         self.check_dy(dy, derivative.shape, derivative)
         return dy * derivative
@@ -158,10 +168,12 @@ class Identity(Module):
     r"""No activation: :math:`y = x`. The gate of the bilinear unit."""
 
     def forward(self, x):
+        """`x` (...) -> y (...)."""
         self.save(x.shape)
         return x
 
     def backward(self, dy):
+        """Given dy (...), return dx (...)."""
         (shape,) = self.saved()
         self.check_dy(dy, shape, dy)
         return dy

@@ -101,6 +101,7 @@ class ScaledDotProductAttention(Module):
         return O
 
     def backward(self, dO):
+        """Given dO (B, H, Tq, dv), return one gradient for each array that forward was given."""
         q, key, value, P, D, scale, given = self.saved()
         self.check_dy(dO, (*q.shape[:-1], value.shape[-1]), q)
         # 4. O = D V (+ relative values)

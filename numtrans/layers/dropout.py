@@ -46,6 +46,7 @@ class Dropout(Module):
         self.counter = 0
 
     def forward(self, x):
+        """`x` (...) -> y (...)."""
         self.check_floating("input", x)
         if not self.training or self.p == 0:
             self.save(x.shape, None)
@@ -58,6 +59,7 @@ class Dropout(Module):
         return y
 
     def backward(self, dy):
+        """Given dy (...), return dx (...)."""
         shape, keep = self.saved()
         self.check_dy(dy, shape, dy)
         if keep is None:

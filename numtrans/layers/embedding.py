@@ -50,6 +50,7 @@ class Embedding(Module):
         self.E = Parameter((std * rng.standard_normal((vocab_size, d_model))).astype(np.float32))
 
     def forward(self, ids):
+        """Integer `ids` (...) -> y (..., D)."""
         ids = self.check_ids(ids)
         self.save(ids)
         y = self.E.data.take(ids, axis=0)                                   # (..., D)
@@ -58,6 +59,7 @@ class Embedding(Module):
         return y
 
     def backward(self, dy):
+        """Given dy (..., D), add to the gradient of E; ids have none, so None is returned."""
         (ids,) = self.saved()
         self.check_dy(dy, (*ids.shape, self.d_model), self.E.data)
         # y = s * E[ids]

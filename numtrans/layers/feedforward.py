@@ -40,10 +40,12 @@ class FeedForward(Module):
         self.linear2 = Linear(d_ff, d_model, bias, rng=rng)
 
     def forward(self, x):
+        """`x` (..., D) -> y (..., D)."""
         h = self.activation(self.linear1(x))                                # (..., F)
         return self.linear2(self.dropout(h))                                # (..., D)
 
     def backward(self, dy):
+        """Given dy (..., D), return dx (..., D) and add the gradients of both layers."""
         dh = self.dropout.backward(self.linear2.backward(dy))               # (..., F)
         return self.linear1.backward(self.activation.backward(dh))          # (..., D)
 
@@ -87,6 +89,7 @@ class GatedFeedForward(Module):
         self.down_proj = Linear(d_ff, d_model, bias, rng=rng)
 
     def forward(self, x):
+        """`x` (..., D) -> y (..., D)."""
         # 1. the gate and the units that it scales
         g = self.activation(self.gate_proj(x))                              # (..., F)
         u = self.up_proj(x)                                                 # (..., F)
@@ -95,6 +98,7 @@ class GatedFeedForward(Module):
         return self.down_proj(self.dropout(g * u))                          # (..., D)
 
     def backward(self, dy):
+        """Given dy (..., D), return dx (..., D) and add the gradients of the three layers."""
         g, u = self.saved()
         # 2. h = g * u
         dh = self.dropout.backward(self.down_proj.backward(dy))             # (..., F)
@@ -105,21 +109,25 @@ class GatedFeedForward(Module):
 
 
 class SwiGLU(GatedFeedForward):
-    """`GatedFeedForward` with a SiLU gate (Llama, PaLM)."""
+    r"""`GatedFeedForward` with a SiLU gate (Llama, PaLM):
+    :math:`y = (\mathrm{SiLU}(x W_{gate}) \odot x W_{up})\, W_{down}`."""
 
     def __init__(self, d_model, d_ff, **kwargs):
         super().__init__(d_model, d_ff, "silu", **kwargs)
 
 
 class GEGLU(GatedFeedForward):
-    """`GatedFeedForward` with a GELU gate (T5 v1.1 uses its tanh form, ``gate="gelu_tanh"``)."""
+    r"""`GatedFeedForward` with a GELU gate: :math:`y = (\mathrm{GELU}(x W_{gate}) \odot x W_{up})\, W_{down}`.
+
+    T5 v1.1 uses the tanh form, ``gate="gelu_tanh"``.
+    """
 
     def __init__(self, d_model, d_ff, **kwargs):
         super().__init__(d_model, d_ff, "gelu", **kwargs)
 
 
 class ReGLU(GatedFeedForward):
-    """`GatedFeedForward` with a ReLU gate."""
+    r"""`GatedFeedForward` with a ReLU gate: :math:`y = (\max(0, x W_{gate}) \odot x W_{up})\, W_{down}`."""
 
     def __init__(self, d_model, d_ff, **kwargs):
         super().__init__(d_model, d_ff, "relu", **kwargs)

@@ -45,6 +45,7 @@ class Linear(Module):
         self.b = Parameter(np.zeros(d_out, np.float32)) if bias else None
 
     def forward(self, x):
+        """`x` (..., I) -> y (..., O)."""
         self.check_last_axis(x, self.d_in, like=self.W.data, label="d_in")
         self.save(x)
         # 1. multiply: one product over all tokens
@@ -55,6 +56,7 @@ class Linear(Module):
         return y.reshape(*x.shape[:-1], self.d_out)                         # (..., O)
 
     def backward(self, dy):
+        """Given dy (..., O), return dx (..., I) and add dW (I, O) and db (O)."""
         (x,) = self.saved()
         self.check_dy(dy, (*x.shape[:-1], self.d_out), x)
         # 2. y += b
@@ -89,12 +91,14 @@ class TiedLinear(Module):
         self.E = table
 
     def forward(self, x):
+        """`x` (..., D) -> y (..., V)."""
         vocab_size, d_model = self.E.data.shape
         self.check_last_axis(x, d_model, like=self.E.data)
         self.save(x)
         return (rows(x) @ self.E.data.T).reshape(*x.shape[:-1], vocab_size)  # (..., V)
 
     def backward(self, dy):
+        """Given dy (..., V), return dx (..., D) and add dE (V, D)."""
         (x,) = self.saved()
         self.check_dy(dy, (*x.shape[:-1], self.E.data.shape[0]), x)
         # y = x @ E.T

@@ -110,6 +110,7 @@ class MultiHeadAttention(Module):
         return self.out_proj(merge_heads(self.attention(q, k, v, mask)))    # (B, Tq, D)
 
     def backward(self, dy):
+        """Given dy (B, Tq, D), return one gradient for each array that forward was given."""
         (given,) = self.saved()
         # 5. and 4.
         dheads = split_heads(self.out_proj.backward(dy), self.num_heads)    # (B, H, Tq, dv)

@@ -53,6 +53,7 @@ class LayerNorm(Module):
         self.beta = Parameter(np.zeros(d_model, np.float32)) if bias else None
 
     def forward(self, x):
+        """`x` (..., D) -> y (..., D)."""
         self.check_last_axis(x, self.d_model, like=self.gamma.data)
         xp = get_xp(x)
         # 1. centre
@@ -68,6 +69,7 @@ class LayerNorm(Module):
         return y
 
     def backward(self, dy):
+        """Given dy (..., D), return dx (..., D) and add dgamma (D) and dbeta (D)."""
         xhat, sigma = self.saved()
         self.check_dy(dy, xhat.shape, xhat)
         # 3. y = gamma * xhat + beta
@@ -116,6 +118,7 @@ class RMSNorm(Module):
         self.gamma = Parameter(np.ones(d_model, np.float32))
 
     def forward(self, x):
+        """`x` (..., D) -> y (..., D)."""
         self.check_last_axis(x, self.d_model, like=self.gamma.data)
         # 1. divide by the root mean square
         r = get_xp(x).sqrt(dot_last(x, x) / self.d_model + self.eps)        # (..., 1)
@@ -125,6 +128,7 @@ class RMSNorm(Module):
         return self.gamma.data * xhat
 
     def backward(self, dy):
+        """Given dy (..., D), return dx (..., D) and add dgamma (D)."""
         xhat, r = self.saved()
         self.check_dy(dy, xhat.shape, xhat)
         # 2. y = gamma * xhat
@@ -205,6 +209,7 @@ class BatchNorm(Module):
         return y.reshape(x.shape)
 
     def backward(self, dy):
+        """Given dy (..., D), return dx (..., D) and add dgamma (D) and dbeta (D)."""
         shape, xhat, sigma, weight, n = self.saved()
         self.check_dy(dy, shape, xhat)
         dy = rows(dy) * weight                                              # (N, D)

@@ -76,6 +76,7 @@ class SinusoidalPositionalEncoding(Module):
         return x + self._table_like(x, end)[offset:end]  # (..., T, D) + (T, D)
 
     def backward(self, dy):
+        """Given dy (..., T, D), return dx (..., T, D)."""
         (shape,) = self.saved()
         self.check_dy(dy, shape, None)
         # 1. y = x + constant
@@ -152,6 +153,7 @@ class LearnedPositionalEncoding(Module):
         return x + self.W.data[offset:end]  # (..., T, D) + (T, D)
 
     def backward(self, dy):
+        """Given dy (..., T, D), return dx (..., T, D) and add dW (max_len, D)."""
         shape, offset = self.saved()
         self.check_dy(dy, shape, self.W.data)
         T, D = shape[-2:]

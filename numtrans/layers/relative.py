@@ -99,6 +99,7 @@ class ShawRelativePosition(RelativePosition):
             self.aV = Parameter(rng.normal(0.0, 0.02, shape).astype(np.float32))
 
     def scores(self, q, Tk, offset=0):
+        """The term (B, H, Tq, Tk) of the scores, for the scaled `q` (B, H, Tq, d)."""
         self.check_last_axis(q, self.d_head, name="q", like=self.aK.data, label="d_head")
         self.save(q, Tk, offset)
         # 1. each query times the row of each distance
@@ -107,6 +108,7 @@ class ShawRelativePosition(RelativePosition):
         return self.gather(qa, Tk, offset)  # (B, H, Tq, Tk)
 
     def scores_backward(self, dS):
+        """Given dS (B, H, Tq, Tk), return dq (B, H, Tq, d) and add daK (R, d)."""
         q, Tk, offset = self.saved()
         self.check_dy(dS, q.shape[:-1] + (Tk,), q)
         # 2. sum over the keys at each distance
@@ -116,6 +118,7 @@ class ShawRelativePosition(RelativePosition):
         return dqa @ self.aK.data  # dq, (B, H, Tq, d)
 
     def values(self, P, offset=0):
+        """The term (B, H, Tq, d) of the output, for weights P (B, H, Tq, Tk)."""
         if not self.use_values:
             return None
         self.check_floating("P", P, self.aV.data)
@@ -126,6 +129,7 @@ class ShawRelativePosition(RelativePosition):
         return w @ self.aV.data  # (B, H, Tq, d)
 
     def values_backward(self, do):
+        """Given do (B, H, Tq, d), return dP (B, H, Tq, Tk) and add daV (R, d)."""
         if not self.use_values:
             return None
         w, Tk, offset = self.saved()
@@ -141,6 +145,7 @@ class ShawRelativePosition(RelativePosition):
         return self.scores(q, Tk, offset)
 
     def backward(self, dS):
+        """Given dS (B, H, Tq, Tk), what `scores_backward` returns."""
         return self.scores_backward(dS)
 
     def index(self, xp, Tq, Tk, offset=0):

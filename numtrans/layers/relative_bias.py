@@ -89,11 +89,13 @@ class T5RelativeBias(RelativePosition):
         self.W.add_grad(member @ by_distance.T)  # (num_buckets, H)
 
     def scores(self, q, Tk, offset=0):
+        """The bias (H, Tq, Tk), for `q` (B, H, Tq, d)."""
         check_heads(self, q)
         self.check_floating("q", q, self.W.data)
         return self.forward(q.shape[-2], Tk, offset)
 
     def scores_backward(self, dS):
+        """Given dS (B, H, Tq, Tk), add dW (num_buckets, H)."""
         self.backward(dS.sum(axis=0))  # every sequence of the batch got the same bias
 
 
@@ -138,11 +140,13 @@ class ALiBi(RelativePosition):
         self.check_dy(dbias, shape, None)
 
     def scores(self, q, Tk, offset=0):
+        """The bias (H, Tq, Tk), for `q` (B, H, Tq, d)."""
         check_heads(self, q)
         self.check_floating("q", q)
         return self.forward(q.shape[-2], Tk, offset, like=q)
 
     def scores_backward(self, dS):
+        """Nothing to do: the bias is a constant."""
         self.saved()
 
 

@@ -41,11 +41,13 @@ class Residual(Module):
         self.dropout = Dropout(dropout, rng=rng)
 
     def forward(self, x, *others, **kwargs):
+        """`x` (..., D) -> y (..., D). What else comes is passed to the sublayer."""
         if self.placement == "pre":
             return x + self.dropout(self.sublayer(self.norm(x), *others, **kwargs))
         return self.norm(x + self.dropout(self.sublayer(x, *others, **kwargs)))
 
     def backward(self, dy):
+        """Given dy (..., D), return dx (..., D), or a tuple with the gradients of the sublayer's further inputs."""
         dsum = dy if self.placement == "pre" else self.norm.backward(dy)
         dx = self.sublayer.backward(self.dropout.backward(dsum))
         dx, others = (dx[0], dx[1:]) if isinstance(dx, tuple) else (dx, ())

@@ -100,6 +100,7 @@ class RotaryPositionalEncoding(Module):
         return self._rotate(x, cos, sin)  # (B, H, T, d)
 
     def backward(self, dy):
+        """Given dy (B, H, T, d), return dx (B, H, T, d), turned back."""
         cos, sin, shape = self.saved()
         self.check_dy(dy, shape, cos)
         # 2. turn each pair back: cos(-theta) = cos(theta), sin(-theta) = -sin(theta)

@@ -39,6 +39,7 @@ class Softmax(Module):
         self.axis = axis
 
     def forward(self, s):
+        """Scores `s` (...) -> p (...), which sums to one along the axis."""
         self.check_floating("input", s)
         p = softmax_(get_xp(s).moveaxis(s, self.axis, -1).copy())           # (..., K)
         p = get_xp(s).moveaxis(p, -1, self.axis)
@@ -46,6 +47,7 @@ class Softmax(Module):
         return p
 
     def backward(self, dp):
+        """Given dp (...), return ds (...)."""
         (p,) = self.saved()
         self.check_dy(dp, p.shape, p)
         # dp_j reaches s_i through the common denominator as well
@@ -73,12 +75,14 @@ class LogSoftmax(Module):
         self.axis = axis
 
     def forward(self, s):
+        """Scores `s` (...) -> y (...), logarithms of probabilities."""
         self.check_floating("input", s)
         y = log_softmax(s, self.axis)
         self.save(y)
         return y
 
     def backward(self, dy):
+        """Given dy (...), return ds (...)."""
         (y,) = self.saved()
         self.check_dy(dy, y.shape, y)
         return dy - get_xp(y).exp(y) * dy.sum(axis=self.axis, keepdims=True)

@@ -39,6 +39,7 @@ class TokenEmbedding(Module):
         return self.dropout(x)
 
     def backward(self, dy):
+        """Given dy (B, T, D), add the gradients of the tables; ids have none, so None is returned."""
         dx = self.dropout.backward(dy)
         if self.position is not None:
             dx = self.position.backward(dx)

@@ -27,9 +27,11 @@ pytestmark = [
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromedriver is missing"),
 ]
 
-FLAGS = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
---disable-component-update --disable-sync --allow-file-access-from-files --disable-dev-shm-usage
---hide-scrollbars --proxy-server=127.0.0.1:9""".split()
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage", "--hide-scrollbars",
+    "--allow-file-access-from-files", "--proxy-server=127.0.0.1:9", "--host-resolver-rules=MAP * ~NOTFOUND",
+]  # fmt: skip
 
 # The text that a reader sees, without code and without what MathJax has made: TeX that is still there was not rendered.
 TEXT = """
@@ -70,8 +72,7 @@ return [style(document.documentElement).backgroundColor, style(document.body).ba
 def browser(tmp_path_factory):
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    for flag in [*FLAGS, "--host-resolver-rules=MAP * ~NOTFOUND",
-                 f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:  # fmt: skip
+    for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))

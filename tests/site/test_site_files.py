@@ -27,7 +27,7 @@ def test_images_have_alternative_text(page):
 
 
 def test_style_sheets_name_nothing_elsewhere():
-    sheets = [path for path in SITE.rglob("*.css")]
+    sheets = list(SITE.rglob("*.css"))
     assert len(sheets) > 3
     for path in sheets:
         urls = re.findall(r"(?:url\(|@import\s+)\s*[\"']?([^\"')\s;]+)", path.read_text(encoding="utf-8"))
