@@ -27,7 +27,8 @@ every_page = pytest.mark.parametrize("page", sorted(PAGES))
 
 def python_blocks(text):
     """(line number, code) of each fenced python block."""
-    return [(text[: m.start(1)].count("\n") + 1, m[1]) for m in re.finditer(r"^```python\n(.*?)^```$", text, re.S | re.M)]
+    found = re.finditer(r"^```python\n(.*?)^```$", text, re.S | re.M)
+    return [(text[: m.start(1)].count("\n") + 1, m[1]) for m in found]
 
 
 def without_code(text):
@@ -63,9 +64,11 @@ def test_index_lists_every_page_once_in_the_table_and_in_the_toctree():
     linked = [re.search(r"\]\(([\w-]+)\.md\)", row)[1] for row in rows]
     assert list(dict.fromkeys(linked)) == toctree
     for row, page in zip(rows, linked):
-        title = re.search(r"^# (.+)$", PAGES[page], re.M)[1]
-        assert f"[{title}]({page}.md)" in row
-        file = re.search(r"\| `([\w/.]+)` \|", row)[1]
+        names = re.match(r"\| \[([\w, ]+)\]\(", row)[1].split(", ")
+        treated = {full.rsplit(".", 1)[1] for _, full in roles(PAGES[page])} | {"schedules"}
+        assert set(names) <= treated
+        file = re.search(r"\| `([\w/.]+)` \|$", row)[1]
+        assert "\\mathrm{d}" in row or "no backward" in row
         assert (FOLDER.parents[1] / "numtrans" / file).exists()
         assert f"`numtrans/{file}`" in PAGES[page]
 
@@ -131,7 +134,9 @@ def test_sections(page):
     sections = dict(zip(headings, re.split(r"^## .+$", PAGES[page], flags=re.M)[1:]))
     assert "| symbol | shape | meaning |" in sections["What it computes"]
     assert "gradient" in sections["What it computes"]
-    assert {"index form", "matrix form"} <= set(re.findall(r"index form|matrix form", " ".join(sections["Forward"].lower().split())))
+    forward = " ".join(sections["Forward"].lower().split())
+    assert "index form" in forward
+    assert "matrix form" in forward
     mistakes = re.findall(r"^(\d+)\. \*\*", sections["Common mistakes"], re.M)
     assert mistakes == [str(i + 1) for i in range(len(mistakes))]
     assert len(mistakes) >= 4
