@@ -696,7 +696,7 @@ np.testing.assert_allclose(t5.W.grad, dW, atol=1e-12)
 plots.plot_lines(
     {"bucket of the distance": (n, buckets), "one bucket a distance": (n[:33], n[:33])},
     xlabel="distance of the key in the past (tokens)", ylabel="bucket (row of the table)",
-    title=f"T5: 16 distances have a bucket of their own, the next 112 share {buckets[127] - 15}, the rest the last",
+    title=f"T5: distances below 16 have a bucket each, and from {(buckets == 31).argmax()} on all share the last",
 )
 
 # %% [markdown]
