@@ -92,8 +92,8 @@ assert abs(rest[0] / rest[1] - 4) < 0.02
 # %% [markdown]
 # ## The chain rule, and why gradients add at a fork
 #
-# Draw the program as a graph: $a$ and $b$ go into $u = ab$; $a$ also goes into $v = \sin a$; $u$ and $v$ go into $L =
-# uv$.
+# Draw the program as a graph: $a$ and $b$ go into $u = ab$; $a$ also goes into $v = \sin a$; $u$ and $v$ go into
+# $L = uv$.
 #
 # ```
 #   b ------> u = a b ----
@@ -114,8 +114,8 @@ assert abs(rest[0] / rest[1] - 4) < 0.02
 # $$
 #
 # This is the chain rule. It can be applied from the end of the program to its beginning: once the gradients of $u$ and
-# $v$ are known, that of $a$ needs only the local derivatives $\partial u / \partial a = b$ and $\partial v / \partial a
-# = \cos a$. Working backward in this way is **backpropagation**.
+# $v$ are known, that of $a$ needs only the local derivatives $\partial u / \partial a = b$ and
+# $\partial v / \partial a = \cos a$. Working backward in this way is **backpropagation**.
 
 # %%
 u, v = a * b, np.sin(a)  # forward, with the values kept
@@ -173,10 +173,10 @@ assert abs(numeric[0] - da_through_u) > 0.1 and abs(numeric[0] - da_through_v) >
 # \qquad\text{in matrix form}\qquad \mathrm{d}x = J^\top \mathrm{d}y .
 # $$
 #
-# The right-hand side is called a **vector-Jacobian product**. As an example take $y_j = \tanh\left(\sum_i A_{ji}
-# x_i\right)$ with a constant matrix $A$. Since $\tanh' = 1 - \tanh^2$, its Jacobian is $J_{ji} = (1 - y_j^2) A_{ji}$,
-# and the sum over $j$ can be taken without forming $J$: first $\mathrm{d}s_j = (1 - y_j^2)\, \mathrm{d}y_j$, then
-# $\mathrm{d}x = A^\top \mathrm{d}s$.
+# The right-hand side is called a **vector-Jacobian product**. As an example take
+# $y_j = \tanh\left(\sum_i A_{ji} x_i\right)$ with a constant matrix $A$. Since $\tanh' = 1 - \tanh^2$, its Jacobian is
+# $J_{ji} = (1 - y_j^2) A_{ji}$, and the sum over $j$ can be taken without forming $J$: first
+# $\mathrm{d}s_j = (1 - y_j^2)\, \mathrm{d}y_j$, then $\mathrm{d}x = A^\top \mathrm{d}s$.
 
 # %%
 rng = np.random.default_rng(0)
@@ -235,10 +235,11 @@ np.testing.assert_allclose(dx, (J2 @ J).T @ dz, rtol=1e-13)
 # $J^\top R$. The two agree only if $(\tilde J - J)^\top R = 0$, which happens with probability zero for random $R$
 # unless $\tilde J = J$.
 #
-# The plain sum, $R = (1, \dots, 1)$, is tempting and blind. Take the normalization of a vector, $y = (x - \mu) /
-# \sigma$, with its mean $\mu$ and standard deviation $\sigma$ ([chapter 8](08-normalization.ipynb) derives it). The
-# entries of $y$ sum to zero **whatever $x$ is**, so the right gradient of the plain sum is zero. The wrong backward
-# below forgets that $\sigma$ depends on $x$. It returns zero for the plain sum as well, so that a check with it passes.
+# The plain sum, $R = (1, \dots, 1)$, is tempting and blind. Take the normalization of a vector,
+# $y = (x - \mu) / \sigma$, with its mean $\mu$ and standard deviation $\sigma$ ([chapter 8](08-normalization.ipynb)
+# derives it). The entries of $y$ sum to zero **whatever $x$ is**, so the right gradient of the plain sum is zero. The
+# wrong backward below forgets that $\sigma$ depends on $x$. It returns zero for the plain sum as well, so that a check
+# with it passes.
 
 
 # %%
@@ -336,9 +337,10 @@ for tensor, gradient in ((x, dx_loop), (W, dW_loop), (b, db_loop)):
 # %% [markdown]
 # ### Backward in matrix form
 #
-# A sum over the last index of one factor and the last of the other is a product with a transpose: $\sum_o
-# \mathrm{d}y_{mo} W_{jo} = \sum_o \mathrm{d}y_{mo} (W^\top)_{oj}$. A sum over the first index of both is a product with
-# the transpose of the first: $\sum_n x_{nj}\, \mathrm{d}y_{np} = \sum_n (x^\top)_{jn}\, \mathrm{d}y_{np}$. So
+# A sum over the last index of one factor and the last of the other is a product with a transpose:
+# $\sum_o \mathrm{d}y_{mo} W_{jo} = \sum_o \mathrm{d}y_{mo} (W^\top)_{oj}$. A sum over the first index of both is a
+# product with the transpose of the first: $\sum_n x_{nj}\, \mathrm{d}y_{np} = \sum_n (x^\top)_{jn}\, \mathrm{d}y_{np}$.
+# So
 #
 # $$
 # \mathrm{d}x = \mathrm{d}y\, W^\top, \qquad \mathrm{d}W = x^\top \mathrm{d}y, \qquad \mathrm{d}b = \sum_{n} \mathrm{d}y_{n} .
@@ -754,18 +756,18 @@ np.testing.assert_allclose(central_error, h * h * L3(x) / 6, rtol=0.01)
 # E_{\text{central}}(h) = \frac{h^2}{6} |L'''| + \frac{\epsilon |L|}{h} .
 # $$
 #
-# Each has a falling and a rising part. Setting the derivative with respect to $h$ to zero gives $\frac12 |L''| = 2
-# \epsilon |L| / h^2$ for the first and $\frac{h}{3} |L'''| = \epsilon |L| / h^2$ for the second, so
+# Each has a falling and a rising part. Setting the derivative with respect to $h$ to zero gives
+# $\frac12 |L''| = 2 \epsilon |L| / h^2$ for the first and $\frac{h}{3} |L'''| = \epsilon |L| / h^2$ for the second, so
 #
 # $$
 # h_{\text{forward}} = 2 \sqrt{\epsilon\, |L| / |L''|} \propto \epsilon^{1/2}, \qquad
 # h_{\text{central}} = \sqrt[3]{3 \epsilon\, |L| / |L'''|} \propto \epsilon^{1/3} .
 # $$
 #
-# Put back in, the smallest errors are $2 \sqrt{\epsilon |L| |L''|} \propto \epsilon^{1/2}$ and $\frac{3 \epsilon |L|}{2
-# h} \propto \epsilon^{2/3}$. In float64 these are about $10^{-8}$ and $10^{-11}$: central differences are right to
-# about 11 digits at best, with a step of about $10^{-5}$. The cell asserts that the two formulas are the minima of the
-# two bounds.
+# Put back in, the smallest errors are $2 \sqrt{\epsilon |L| |L''|} \propto \epsilon^{1/2}$ and
+# $\frac{3 \epsilon |L|}{2 h} \propto \epsilon^{2/3}$. In float64 these are about $10^{-8}$ and $10^{-11}$: central
+# differences are right to about 11 digits at best, with a step of about $10^{-5}$. The cell asserts that the two
+# formulas are the minima of the two bounds.
 
 # %%
 h_forward = 2 * np.sqrt(EPS * abs(L(x)) / abs(L2(x)))
@@ -792,8 +794,8 @@ assert np.all(bound_central(h_central * around) >= bound_central(h_central) * (1
 # ### The complex step
 #
 # Rounding enters through the subtraction of two nearly equal numbers. There is a way without a subtraction. Let $i$ be
-# the imaginary unit and let $L$ be analytic, so that its Taylor series holds for complex arguments too. Then, as $i^2 =
-# -1$ and $i^3 = -i$,
+# the imaginary unit and let $L$ be analytic, so that its Taylor series holds for complex arguments too. Then, as
+# $i^2 = -1$ and $i^3 = -i$,
 #
 # $$
 # L(x + i h) = L(x) + i h L'(x) - \frac{h^2}{2} L''(x) - i \frac{h^3}{6} L'''(x) + O(h^4) .
@@ -806,8 +808,8 @@ assert np.all(bound_central(h_central * around) >= bound_central(h_central) * (1
 # $$
 #
 # Nothing is subtracted, so $h$ may be as small as one likes. At $h = 10^{-20}$ the second term is of the order of
-# $10^{-40}$, far below the rounding of the result. The real number
-# $x + h$ could not even be written in float64: there $0.4 + 10^{-20} = 0.4$.
+# $10^{-40}$, far below the rounding of the result. The real number $x + h$ could not even be written in float64: there
+# $0.4 + 10^{-20} = 0.4$.
 
 # %%
 h = 1e-3
@@ -977,8 +979,9 @@ for x in (-h / 2, 0.0, h / 3, h):
 
 # %% [markdown]
 # A checker that did not know this would call a right backward wrong by chance: with $h = 10^{-5}$, about one standard
-# normal number in 100,000 lies within $h$ of zero. `gradcheck` compares the slopes on the two sides with several steps; where they keep
-# disagreeing it leaves the entry out and says so. One entry of $x$ below lies within the step of the kink.
+# normal number in 100,000 lies within $h$ of zero. `gradcheck` compares the slopes on the two sides with several steps;
+# where they keep disagreeing it leaves the entry out and says so. One entry of $x$ below lies within the step of the
+# kink.
 
 # %%
 x = rng.standard_normal((2, 3))
@@ -991,8 +994,7 @@ report
 # ## A mistake, planted
 #
 # $\mathrm{d}W = x^\top \mathrm{d}y$ or $\mathrm{d}y^\top x$? With different $I$ and $O$ the second has the wrong shape
-# and fails at once. With a square $W$ all shapes fit and no error is raised. The check finds it, and says
-# what it is.
+# and fails at once. With a square $W$ all shapes fit and no error is raised. The check finds it, and says what it is.
 
 
 # %%
@@ -1044,10 +1046,10 @@ for tensor, gradient in zip((x, g, b), scale_backward(x, g, dy), strict=True):
 # <details><summary>Solution of exercise 2.2</summary>
 #
 # $y_{no} = \sum_i x_{ni} W_{oi} + b_o$. Then $\partial y_{no} / \partial x_{mj} = \delta_{nm} W_{oj}$, so
-# $\mathrm{d}x_{mj} = \sum_o \mathrm{d}y_{mo} W_{oj}$, that is $\mathrm{d}x = \mathrm{d}y\, W$ with shapes $(N, I) = (N,
-# O)(O, I)$. And $\partial y_{no} / \partial W_{pj} = \delta_{op}\, x_{nj}$, so $\mathrm{d}W_{pj} = \sum_n
-# \mathrm{d}y_{np}\, x_{nj}$, that is $\mathrm{d}W = \mathrm{d}y^\top x$ with shapes $(O, I) = (O, N)(N, I)$. It is the
-# formula that was the planted mistake for the layout $(I, O)$.
+# $\mathrm{d}x_{mj} = \sum_o \mathrm{d}y_{mo} W_{oj}$, that is $\mathrm{d}x = \mathrm{d}y\, W$ with shapes
+# $(N, I) = (N, O)(O, I)$. And $\partial y_{no} / \partial W_{pj} = \delta_{op}\, x_{nj}$, so
+# $\mathrm{d}W_{pj} = \sum_n \mathrm{d}y_{np}\, x_{nj}$, that is $\mathrm{d}W = \mathrm{d}y^\top x$ with shapes
+# $(O, I) = (O, N)(N, I)$. It is the formula that was the planted mistake for the layout $(I, O)$.
 #
 # </details>
 #
