@@ -96,11 +96,11 @@ assert abs(rest[0] / rest[1] - 4) < 0.02
 # $L = uv$.
 #
 # ```
-#   b ------> u = a b ----
-#             ^           \
-#   a --------|            > L = u v
-#             v           /
-#             v = sin a --
+# b ---------------> u = a b -----+
+#                    ^            |
+# a ----+------------+            +---> L = u v
+#       |                         |
+#       +----------> v = sin a ---+
 # ```
 #
 # The value $a$ is used twice: the graph has a **fork**. If $a$ changes by a small $\delta$, then $u$ changes by
@@ -343,7 +343,8 @@ for tensor, gradient in ((x, dx_loop), (W, dW_loop), (b, db_loop)):
 # So
 #
 # $$
-# \mathrm{d}x = \mathrm{d}y\, W^\top, \qquad \mathrm{d}W = x^\top \mathrm{d}y, \qquad \mathrm{d}b = \sum_{n} \mathrm{d}y_{n} .
+# \mathrm{d}x = \mathrm{d}y\, W^\top, \qquad \mathrm{d}W = x^\top \mathrm{d}y, \qquad
+# \mathrm{d}b = \sum_{n} \mathrm{d}y_{n} .
 # $$
 #
 # The shapes leave no choice as long as $N$, $I$ and $O$ differ: $(N, I) = (N, O)(O, I)$ and $(I, O) = (I, N)(N, O)$.
@@ -378,7 +379,8 @@ for tensor, gradient in ((x, dx), (W, dW), (b, db)):
 # all $b, t$. Then $\partial \hat b_{bto} / \partial b_p = \delta_{op}$ and
 #
 # $$
-# \mathrm{d}b_p = \sum_{b} \sum_{t} \sum_{o} \mathrm{d}\hat b_{bto}\, \delta_{op} = \sum_{b} \sum_{t} \mathrm{d}\hat b_{btp} .
+# \mathrm{d}b_p = \sum_{b} \sum_{t} \sum_{o} \mathrm{d}\hat b_{bto}\, \delta_{op}
+# = \sum_{b} \sum_{t} \mathrm{d}\hat b_{btp} .
 # $$
 #
 # The general rule: sum the gradient over each axis that broadcasting added or stretched. Axes are added in front; axes
@@ -1056,7 +1058,8 @@ for tensor, gradient in zip((x, g, b), scale_backward(x, g, dy), strict=True):
 # ### Exercise 2.3: the Jacobian after all
 #
 # Write `jacobian(module, x)`, which builds the matrix $J$ of shape $(m, n)$ of a module with one input, with $m$ calls
-# of forward and backward and no differences. Check: for `MyTanh()` and $x$ of shape $(5,)$ it is the diagonal matrix of
+# of forward and backward and no differences. A forward that gets no backward leaves its saved values on the stack;
+# `module.clear()` drops them. Check: for `MyTanh()` and $x$ of shape $(5,)$ it is the diagonal matrix of
 # $1 - \tanh^2 x$, to $10^{-12}$; for `MyLinear(3, 2, rng)` and $x$ of shape $(1, 3)$ it is $W^\top$.
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true} cellView="form"
