@@ -45,6 +45,12 @@ class Case:
                 found.setdefault(n, f"the size {n} of axes 0 to {end - 1} of {name}")
         return {text: n for n, text in found.items() if n > 1}
 
+    def draws(self):
+        """True if forward draws random numbers: a dropout with p = 0 does not."""
+        if self.point.state:
+            self.point.forward()
+        return self.point.module.random_state() != self.point.state
+
     def numbers(self):
         """Text -> number for every float that the module or a part of it holds."""
         found = {}
@@ -197,7 +203,7 @@ def _left_out(case):
 
 def _repeated_ids(case):
     a, n = case.analytic, case.numeric
-    if a.ndim < 1 or not case.constants:
+    if a.ndim < 1 or not case.constants or case.row.kind != "parameter":  # ids name rows of a table, not of an input
         return None
     rows = np.flatnonzero(np.abs(a - n).reshape(len(a), -1).max(axis=1) > FIT * np.abs(n).max())
     for ids in case.constants:
@@ -214,7 +220,7 @@ def _repeated_ids(case):
 def _redrawn_mask(case):
     a, n = case.analytic, case.numeric
     small = 1e-7 * np.abs(n).max()
-    if case.point.state and np.any((np.abs(a) <= small) != (np.abs(n) <= small)):
+    if case.draws() and np.any((np.abs(a) <= small) != (np.abs(n) <= small)):
         return ["other entries are zero than in the right gradient, and the module draws random numbers: is the mask "
                 "drawn again in backward instead of kept from forward?"]
     return None

@@ -7,6 +7,8 @@ from gradcheck_toys import normal
 
 from numtrans.errors import NumtransError
 from numtrans.gradcheck import gradcheck
+from numtrans.layers import Dropout
+from numtrans.losses import CrossEntropyLoss
 
 X = normal(2, 3, 4)
 IDS = np.array([[1, 2, 1], [4, 2, 5]])
@@ -91,6 +93,29 @@ def test_planted_mistake_is_caught_and_named(case):
     failed = [row.name for row in report.rows if not row.passed] + [p.name for p in report.properties if not p.passed]
     assert where in failed, str(report)
     assert words in " ".join(report.diagnosis), str(report)
+
+
+def test_rows_of_an_input_are_not_taken_for_ids():
+    class IgnoredCount(CrossEntropyLoss):
+        def backward(self, dy=1.0):
+            return super().backward(dy) + np.array([[[1.0], [0.0]], [[0.0], [0.0]]])
+
+    # the only wrong row is 0, and the target 0 occurs twice; but row 0 of the logits is a sequence, not a class
+    report = gradcheck(IgnoredCount(), normal(2, 2, 3), np.array([[0, 0], [1, 2]]))
+    assert not report["logits"].passed
+    assert report.diagnosis
+    assert "occur more than once" not in " ".join(report.diagnosis)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_a_mask_is_called_redrawn_only_if_one_is_drawn(p):
+    class CutsLess(Dropout):
+        def forward(self, x):
+            return super().forward(x) * (x[..., :1] > 0)
+
+    report = gradcheck(CutsLess(p, rng=np.random.default_rng(0)), X)
+    assert not report["x"].passed
+    assert ("drawn again" in " ".join(report.diagnosis)) == (p > 0)
 
 
 def test_wrong_axis_of_a_sum_is_refused_by_name():
