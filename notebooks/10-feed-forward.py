@@ -800,7 +800,7 @@ means = {name: curves[name][:, -1].mean() for name in compared}
 plots.plot_lines(
     {n: (steps, curves[n].mean(0), curves[n].min(0), curves[n].max(0)) for n in compared},
     xlabel="training steps", ylabel="cross-entropy (nats per token)",
-    title=f"At equal parameters, after {STEPS} steps: ReLU {means['ReLU, 4']:.3f}, GELU {means['GELU, 4']:.3f}, SwiGLU "
+    title=f"After {STEPS} steps: ReLU {means['ReLU, 4']:.3f}, GELU {means['GELU, 4']:.3f}, SwiGLU "
     f"{means['SwiGLU, 8/3']:.3f} nats",
 )
 
