@@ -474,8 +474,8 @@ plots.plot_lines(
     sizes,
     xlabel="factor a on standard normal scores",
     ylabel="norm of the Jacobian (not below 1e-12)",
-    title=f"The softmax saturates: for 64 scores the median norm is {np.median(medians, axis=0).max():.2f} near a = {peak:.0f}, "
-    f"and {np.median(at[32]):.0e} at 32",
+    title="The softmax saturates: for 64 scores the median norm is "
+    f"{np.median(medians, axis=0).max():.2f} near a = {peak:.0f}, and {np.median(at[32]):.0e} at 32",
     xscale="log",
     yscale="log",
 )
