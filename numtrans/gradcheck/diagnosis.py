@@ -14,6 +14,7 @@ from numtrans.gradcheck.numeric import Line
 from numtrans.gradcheck.point import is_array
 
 FIT = 1e-5
+NEAR_ONE = 1e-4  # a factor closer to one than this would print as 1
 
 
 def fits(a, b):
@@ -113,7 +114,7 @@ def _about_sample(row):
         return ["the gradient is zero at every checked coordinate, and the right one is not."]
     factor = float(a @ n) / max(float(n @ n), 1e-300)
     if fits(a, factor * n):
-        return [f"at the checked coordinates the gradient is {factor:.6g} times the right one."]
+        return [f"at the checked coordinates the gradient is {_times(factor)} times the right one."]
     return ["wrong at the checked coordinates; check a smaller instance for a diagnosis."]
 
 
@@ -136,7 +137,14 @@ def _factor(case):
     meaning = f" ({' or '.join(names[:3])})" if names else ""
     sign = " and the sign is wrong" if factor < 0 else ""
     hint = ": a mean where a sum is right?" if any("1 / the size" in text for text in names) else "."
-    return [f"the gradient is {factor:.6g} times the right one{meaning}{sign}{hint}"]
+    if not names and abs(factor - 1) < NEAR_ONE:
+        hint = ": nearly right, is an eps in another place than in forward?"
+    return [f"the gradient is {_times(factor)} times the right one{meaning}{sign}{hint}"]
+
+
+def _times(factor):
+    """The factor as text that shows how far it is from one."""
+    return f"({factor:.9f})" if abs(factor - 1) < NEAR_ONE else f"{factor:.6g}"
 
 
 def _factor_names(factor, case):

@@ -148,3 +148,13 @@ def test_large_tensor_with_one_lost_column_is_caught():
 def test_very_large_tensor_is_judged_by_its_sample():
     report = gradcheck(toys.SignW(70, 70), normal(2, 3, 70))
     assert "-1 times the right one" in " ".join(report.diagnosis)
+
+
+def test_a_factor_near_one_is_not_printed_as_one():
+    class Nearly(toys.Square):
+        def backward(self, dy):
+            return super().backward(dy) * (1 + 4e-6)
+
+    report = gradcheck(Nearly(), X)
+    assert not report
+    assert "(1.000004000) times the right one: nearly right, is an eps in another place" in str(report)
