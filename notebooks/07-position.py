@@ -875,7 +875,8 @@ assert (curves["RoPE"][:, inside].mean(1) - curves["RoPE"][:, far].mean(1)).min(
 assert loss_beyond["Shaw, clip 16"].max() < 0.15
 
 # %% [markdown]
-# Why. A scheme fails where the test meets numbers that training has never touched.
+# The likely reason (read off the formulas; only the pair of T5 tables tests it): a scheme fails where the test meets
+# numbers that training has never touched.
 #
 # - **Learned:** rows from 24 on are random start values. The share falls to guessing.
 # - **Sinusoidal and RoPE:** the formulas go on, but the angles of the slow pairs are new, and the weights were fitted
@@ -934,7 +935,7 @@ for name in COMPARED:
 assert rise["ALiBi"].max() < 0.15 and min(rise["sinusoidal"].min(), rise["RoPE"].min()) > 0.25
 
 # %% [markdown]
-# ALiBi's cross-entropy stays where it was, four times beyond the training length, for each seed, as Press et al. report
+# ALiBi's cross-entropy stays where it was, up to four times the training length, for each seed, as Press et al. report
 # for language models. Within the training length it is not the best of the three here: what makes it robust, the fixed
 # penalty, is also a restriction.
 #
@@ -952,17 +953,16 @@ assert curves["sinusoidal"][:, ~inside].mean(1).min() > curves["learned"][:, ~in
 
 # %% [markdown]
 # **Does not hold, except in the weak sense that it can be computed.** The sinusoidal table has no last row, so a longer
-# input runs; but the model's answers fall from nearly all right to less than half. It is still better than the learned
-# table beyond the end, which falls to guessing. That the learned one is better at the trained
-# lengths does not show at full size, where both solve the task for each seed. (After half the steps, with
-# `NUMTRANS_FAST=1`, the learned one is ahead: it learns faster here.)
+# input runs; but the model's answers fall from nearly all right to about one in four. It is still better than the
+# learned table beyond the end, which falls to guessing. That the learned one is better at the trained lengths does not
+# show at full size, where both solve the task for each seed. (After half the steps, with `NUMTRANS_FAST=1`, the learned
+# one is ahead: it learns faster here.)
 #
 # ### Claim: most modern models use learned or rotary positions, and RoPE dominates
 #
-# **Not shown here**: this is a statement about what people use, which no experiment in a notebook can measure. Of the
-# families that the library knows by name, GPT-2 and BERT have learned positions, T5 its buckets, Llama RoPE. What was
-# shown: RoPE costs no parameters, keeps lengths and makes scores relative; it does not by itself reach beyond the
-# trained length.
+# **Not shown here**: this is a statement about what people use, which no experiment in a notebook can measure. For
+# example, GPT-2 and BERT have learned positions, T5 its buckets, Llama RoPE. What was shown: RoPE costs no parameters,
+# keeps lengths and makes scores relative; it does not by itself reach beyond the trained length.
 #
 # ## Exercises
 #
