@@ -1,4 +1,4 @@
-"""The command line: ``numtrans demo | train | translate | sample | gradcheck``. It holds no mathematics."""
+"""The command line: ``numtrans demo | train | translate | sample | gradcheck | course``. It holds no mathematics."""
 
 import argparse
 import os
@@ -88,6 +88,18 @@ def parser():
     check.add_argument("--details", action="store_true", help="one line for each tensor")
     check.add_argument("--seed", type=nonnegative, default=0, help="seed of all random numbers (default %(default)s)")
     check.set_defaults(run=run_gradcheck)
+
+    course = commands.add_parser("course", help="make the student's copy of an assignment").add_subparsers(
+        dest="course", required=True, metavar="COMMAND"
+    )
+    build = course.add_parser(
+        "build", help="take the solutions and the hidden tests out of a teacher's notebook",
+        description="Write the student's copy of an assignment: each solution is replaced by what is to be written, "
+        "hidden tests and outputs are removed. A file that may hold a student's work is not touched.",
+    )  # fmt: skip
+    build.add_argument("notebook", metavar="FILE.ipynb", help="the teacher's notebook, such as ps5-layernorm.ipynb")
+    build.add_argument("--out", required=True, metavar="DIR", help="folder of the copy, which has the same name")
+    build.set_defaults(run=run_course_build)
     return top
 
 
@@ -355,6 +367,13 @@ def run_gradcheck(arguments):
         if unknown:
             raise ConfigError(f"gradcheck: no component is called {', '.join(unknown)}; --list prints the names")
     return 0 if check_components(chosen, seed=arguments.seed, details=arguments.details) else 1
+
+
+def run_course_build(arguments):
+    """``numtrans course build``"""
+    from numtrans.course import build
+
+    print(f"written to {build(arguments.notebook, arguments.out)}")
 
 
 def demo_components():
