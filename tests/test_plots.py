@@ -73,3 +73,11 @@ def test_bad_input():
         plots.plot_bars({"a": [1]}, categories=["x", "y"], ylabel="s", title="t")
     with pytest.raises(ConfigError, match=r"'a' has shape \(3,\)"):
         plots.plot_heatmaps({"a": X[:3]}, xlabel="x", ylabel="y", colorbar="c", title="t")
+
+
+def test_a_logarithmic_axis_names_the_few_values_it_shows():
+    axis = plots.plot_lines({"a": ([128, 512, 2048], [1, 2, 3])}, **LABELS, xscale="log").axes[0]
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["128", "512", "2048"]
+    assert not [tick for tick in axis.get_xticklabels(minor=True) if tick.get_text()]
+    many = plots.plot_lines({"a": (X, X)}, **LABELS, xscale="log").axes[0]
+    assert len(many.get_xticks()) != len(X)

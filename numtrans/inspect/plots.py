@@ -163,9 +163,19 @@ def _draw_lines(axis, lines, points, xlabel, ylabel, xscale, yscale, title):
         if band:
             axis.fill_between(x, *band, color=style["color"], alpha=0.2, linewidth=0)
     axis.set(xlabel=xlabel, ylabel=ylabel, title=title, xscale=xscale, yscale=yscale)
+    if xscale == "log":
+        _ticks_at(axis, np.unique(np.concatenate([to_numpy(np.asarray(line[0])) for line in lines.values()] or [[]])))
     axis.grid(alpha=0.3)
     if len(lines) + len(points or {}) > 1:
         axis.legend(fontsize=9)
+
+
+def _ticks_at(axis, values):
+    """Name the few values that a logarithmic axis shows; of many, leave the powers of ten to Matplotlib."""
+    steps = np.diff(np.log(values)) if len(values) > 1 and values[0] > 0 else np.zeros(1)
+    if len(values) <= 8 and steps.min() > steps.sum() / 10:  # no two names on top of each other
+        axis.set_xticks(values, [f"{value:g}" for value in values])
+        axis.set_xticks([], minor=True)
 
 
 def plot_bars(bars, *, categories, ylabel, title, xlabel="", yscale="linear", path=None):
