@@ -284,8 +284,8 @@ print("queries, keys and values of the trained model:", Q.shape, "output:", O.sh
 # ### Attention returns weighted averages of the values
 #
 # The texts say that attention computes weighted averages of the values, with weights from the similarity of queries and
-# keys. With $P_{ij} \ge 0$ and $\sum_j P_{ij} = 1$ each output $O_i = \sum_j P_{ij} V_j$ is such an average, so that each
-# of its components lies within the range of that component over the values:
+# keys. With $P_{ij} \ge 0$ and $\sum_j P_{ij} = 1$ each output $O_i = \sum_j P_{ij} V_j$ is such an average, so that
+# each of its components lies within the range of that component over the values:
 
 # %%
 assert (O >= V.min(axis=-2, keepdims=True) - 1e-12).all()
@@ -415,9 +415,9 @@ assert share_right(run, task.test[:50]) == exact_match(run, task.test[:50])[0]
 # %% [markdown]
 # ### Exercise 1.2: where the numbers are
 #
-# Write `parameters_by_part(model)`: a dict from the first component of each parameter's path (`encoder`, `decoder`, ...)
-# to the number of learned values below it. Check: the values sum to `run.model.num_parameters()`, and the decoder has
-# more than the encoder. (Why?)
+# Write `parameters_by_part(model)`: a dict from the first component of each parameter's path (`encoder`, `decoder`,
+# ...) to the number of learned values below it. Check: the values sum to `run.model.num_parameters()`, and the
+# decoder has more than the encoder. (Why?)
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true} cellView="form"
 # @title Solution of exercise 1.2
@@ -452,15 +452,16 @@ def causal_attention_by_hand(Q, K, V):
 
 
 masked = causal_attention_by_hand(Q, K, V)
-np.testing.assert_allclose(masked, ScaledDotProductAttention()(Q, K, V, causal_mask(Q.shape[-2])), rtol=1e-12, atol=1e-14)
+expected = ScaledDotProductAttention()(Q, K, V, causal_mask(Q.shape[-2]))
+np.testing.assert_allclose(masked, expected, rtol=1e-12, atol=1e-14)
 np.testing.assert_allclose(masked[..., 0, :], V[..., 0, :], rtol=1e-12)
 
 # %% [markdown]
 # ### Exercise 1.4: the step of a difference
 #
 # Write `slope_error(f, exact, x, h)`: the absolute difference between the central difference of `f` at `x` with step
-# `h` and the derivative `exact`. Check: for $f = \sin$ at $x = 1$, the error at $h = 10^{-5}$ is smaller than the one at
-# $10^{-1}$ and than the one at $10^{-12}$. Why does it grow again? (The answer is in chapter 2.)
+# `h` and the derivative `exact`. Check: for $f = \sin$ at $x = 1$, the error at $h = 10^{-5}$ is smaller than the one
+# at $10^{-1}$ and than the one at $10^{-12}$. Why does it grow again? (The answer is in chapter 2.)
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true} cellView="form"
 # @title Solution of exercise 1.4
@@ -475,8 +476,8 @@ assert errors[1e-5] < errors[1e-1] and errors[1e-5] < errors[1e-12]
 # %% [markdown]
 # ### Exercise 1.5: the loss of a guess
 #
-# On paper: show that a model that gives the probability $1/V$ to every character has the loss $\log V$; and that a model
-# which has understood nothing but how often each character occurs can at best reach
+# On paper: show that a model that gives the probability $1/V$ to every character has the loss $\log V$; and that a
+# model which has understood nothing but how often each character occurs can at best reach
 # $-\sum_c f_c \log f_c$, where $f_c$ is the share of character $c$ among the targets.
 #
 # <details><summary>Solution of exercise 1.5</summary>
