@@ -163,7 +163,7 @@ for k in ASKED:
     bars[f"{k} look-ups, trained"] = missed[k].mean(axis=1)
     bars[f"{k} look-ups, bound 1 - H / {k}"] = [max(0, 1 - H / k) for H in HEADS]
 plots.plot_bars(
-    bars, categories=[f"{H} of {D // H}" for H in HEADS], xlabel="heads of features each", ylabel="error / variance",
+    bars, categories=[f"{H} of {D // H}" for H in HEADS], xlabel="H heads of d features", ylabel="error / variance",
     title=f"Two look-ups: one head misses {missed[2][0].mean():.2f} of the variance, "
     f"two heads {missed[2][1].mean():.3f}",
 )
