@@ -664,7 +664,8 @@ assert not np.allclose(weights, weights.T)
 # the tokens and projects $O$: four products of an $(n, d)$ and a $(d, d)$ matrix, $n d^2$ multiplications each.
 #
 # $$
-# \underbrace{n^2 d}_{Q K^\top} + \underbrace{n^2 d}_{P V} + \underbrace{4 n d^2}_{\text{projections}} = 2 n^2 d + 4 n d^2
+# \underbrace{n^2 d}_{Q K^\top} + \underbrace{n^2 d}_{P V} + \underbrace{4 n d^2}_{\text{projections}}
+# = 2 n^2 d + 4 n d^2
 # $$
 #
 # The two parts are equal at $n = 2d$: for fewer tokens the projections cost more, for more tokens the attention does.
@@ -736,7 +737,7 @@ n = np.array(LENGTHS)
 time_slope, formula_slope = (np.polyfit(np.log(n), np.log(y), 1)[0] for y in (seconds, 2.0 * n**2 * d))
 predicted = 4 * (n**2 + 2 * n * d)  # bytes: 4 for a float32
 for row in zip(LENGTHS, seconds * 1e3, 100 * (1 - product_seconds / seconds), peaks / 2**20, predicted / 2**20):
-    print("n = {:4d}: {:7.2f} ms, {:3.0f} % of it outside the two products, {:6.2f} MiB, predicted {:6.2f}".format(*row))
+    print("n = {:4d}: {:7.2f} ms, {:3.0f} % outside the two products, {:6.2f} MiB, predicted {:6.2f}".format(*row))
 print(f"slope of log time against log n: {time_slope:.2f}, the formula's {formula_slope:.2f}")
 assert 1.4 < time_slope < 2.8
 np.testing.assert_allclose(peaks, predicted, rtol=0.05)  # the rest: one number a row, and Python's objects
@@ -909,7 +910,7 @@ plots.plot_panels(
 
 # %%
 share = 100 * (1 - product_seconds / seconds)
-print(f"slope of log time against log n: {time_slope:.2f}; outside the two products: {share[1:].mean():.0f} % of the time")
+print(f"slope of log time against log n: {time_slope:.2f}; outside the products {share[1:].mean():.0f} % of the time")
 print(f"multiplications of the products for each score: {2 * d}, exponentials and divisions: 2")
 assert 1.4 < time_slope < 2.8
 
@@ -1057,8 +1058,8 @@ quantiles = {"attention": direct, "recurrent, gain 1": recurrent[1], "recurrent,
 plots.plot_lines(
     {name: (TOKENS, np.median(v, axis=0), v.min(axis=0), v.max(axis=0)) for name, v in quantiles.items()},
     xlabel="tokens n", ylabel="norm of d(last output) / d(first token)", xscale="log", yscale="log",
-    title=f"Across 128 tokens attention keeps a derivative of about {np.median(direct[:, -1]):.2g}; a recurrent network "
-    f"has {np.median(recurrent[1][:, -1]):.0e} or {np.median(recurrent[4][:, -1]):.0e}",
+    title=f"Across 128 tokens attention keeps a derivative of about {np.median(direct[:, -1]):.2g}; "
+    f"a recurrent network has {np.median(recurrent[1][:, -1]):.0e} or {np.median(recurrent[4][:, -1]):.0e}",
 )  # fmt: skip
 
 # %% [markdown]

@@ -105,7 +105,8 @@ for n, h in np.ndindex(B, H):
 # This is the plain softmax of changed scores, because $e^{-\infty} = 0$, in mathematics and in floating point exactly:
 #
 # $$
-# P = \mathrm{softmax}(S + A), \qquad A_{ij} = \begin{cases} 0 & \text{if } M_{ij} \\ -\infty & \text{otherwise.} \end{cases}
+# P = \mathrm{softmax}(S + A), \qquad
+# A_{ij} = \begin{cases} 0 & \text{if } M_{ij} \\ -\infty & \text{otherwise.} \end{cases}
 # $$
 
 # %%
@@ -182,23 +183,31 @@ pictures = {
     (T, T)), "causal and padding": both[0, 0],
 }  # fmt: skip
 pictures = {name: softmax(np.where(mask, scores, -np.inf)) for name, mask in pictures.items()}
-pictures["causal, the last 2 queries of 6"] = pictures["causal"][-2:]
-pictures["wrong: aligned to the top left"] = softmax(np.where(np.tri(2, T, dtype=bool), scores[-2:], -np.inf))
-first = pictures["wrong: aligned to the top left"][0, 0]
+for weights in pictures.values():
+    np.testing.assert_allclose(weights.sum(axis=-1), 1, rtol=1e-14)
 plots.plot_heatmaps(
     pictures, xlabel="key", ylabel="query", colorbar="attention weight",
-    title=f"Each mask leaves rows that sum to 1; aligned to the wrong corner, the query at position 4 puts "
-    f"{100 * first:.0f} % of its weight on key 0",
+    title="A mask takes keys away from a query; the weights of what is left still sum to 1",
+)  # fmt: skip
+
+# %%
+right, wrong = (np.where(mask, scores[-2:], -np.inf) for mask in (causal_mask(2, T), np.tri(2, T, dtype=bool)))
+corners = {"aligned to the bottom right": softmax(right), "wrong: to the top left": softmax(wrong)}
+np.testing.assert_array_equal(corners["aligned to the bottom right"], pictures["causal"][-2:])
+assert corners["wrong: to the top left"][0, 0] == 1
+plots.plot_heatmaps(
+    corners, xlabel="key", ylabel="query", colorbar="attention weight", yticks=["4", "5"],
+    title="Two queries, six keys: aligned to the wrong corner, the query at position 4 sees key 0 and nothing else",
 )  # fmt: skip
 
 # %% [markdown]
 # ### A row with no key left
 #
 # A mask can forbid every key of a query, for instance when a text is empty. The formula is then 0/0, and the plain code
-# computes $-\infty - (-\infty)$, which is NaN (not a number). NaN spreads: one such row in a batch makes the gradient of
-# every key and value of its text NaN, and a training run that sums over the batch is lost. A large negative number such
-# as $-10^9$ in place of $-\infty$ gives no NaN but something worse to find: all scores of the row are about equal, so
-# the query attends to all forbidden keys.
+# computes $-\infty - (-\infty)$, which is NaN (not a number). NaN spreads: one such row in a batch makes the gradient
+# of every key and value of its text NaN, and a training run that sums over the batch is lost. A large negative number
+# such as $-10^9$ in place of $-\infty$ gives no NaN but something worse to find: all scores of the row are about equal,
+# so the query attends to all forbidden keys.
 #
 # The library's answer: such a query gets output 0 and gradient 0. No allowed key, no information.
 
@@ -346,8 +355,8 @@ for name, x, dx in (("Q", Q, dQ), ("K", K, dK), ("V", V, dV)):
 # %% [markdown]
 # ### Self-attention: one input, three gradients
 #
-# In self-attention the same array is used three times: $Q = K = V = x$ (or three linear maps of it). This is the fork of
-# [chapter 2](02-backpropagation.ipynb), so the gradients add:
+# In self-attention the same array is used three times: $Q = K = V = x$ (or three linear maps of it). This is the fork
+# of [chapter 2](02-backpropagation.ipynb), so the gradients add:
 #
 # $$
 # \mathrm{d}x_{ma} = \sum_{i,b} \mathrm{d}Q_{ib} \frac{\partial Q_{ib}}{\partial x_{ma}}
@@ -446,8 +455,8 @@ assert report["V"].passed and not report["Q"].passed and not report["K"].passed
 report
 
 # %% [markdown]
-# A gradient check compares backward with **its own** forward. Someone who derives the backward pass of the wrong forward
-# correctly passes it, with the future in plain sight. A different test is needed for that.
+# A gradient check compares backward with **its own** forward. Someone who derives the backward pass of the wrong
+# forward correctly passes it, with the future in plain sight. A different test is needed for that.
 
 
 # %%
@@ -522,8 +531,9 @@ for name, (attention, mask) in suspects.items():
 # $$
 #
 # One backward pass gives one row of one block: with $\mathrm{d}y$ equal to 1 at $(t, b)$ and 0 elsewhere,
-# $\mathrm{d}x_{ja} = \partial y_{tb} / \partial x_{ja}$. All $T \cdot D$ of them can be put in one batch. A causal model
-# has a lower triangle.
+# $\mathrm{d}x_{ja} = \partial y_{tb} / \partial x_{ja}$. All $T \cdot D$ of them can be put in one batch. A causal
+# model has a lower triangle. (The picture leaves out the diagonal, the influence of a token on itself, which is
+# usually the largest.)
 
 
 # %%
@@ -543,8 +553,9 @@ for name, matrix in matrices.items():
     assert (matrix[future] == 0).all() if name == "right" else share > 0.02
 
 late = matrices["mask after the softmax"]
+others = {name: np.where(np.eye(T, dtype=bool), np.nan, matrix) for name, matrix in matrices.items()}
 plots.plot_heatmaps(
-    matrices, xlabel="input token j", ylabel="output token t", colorbar="norm of d y_t / d x_j",
+    others, xlabel="input token j", ylabel="output token t", colorbar="norm of the derivative",
     title="A causal model has a lower triangle; with the mask after the softmax "
     f"{100 * late[future].sum() / late.sum():.0f} % of the influence comes from the future",
 )  # fmt: skip
@@ -553,9 +564,9 @@ plots.plot_heatmaps(
 # ### A leak of padding
 #
 # The same two tests find a padding mask that is missing: change the padding, and look at the outputs of real tokens. A
-# third test says it in one line: a text must give the same outputs alone and padded. Only the outputs of **real** tokens
-# count. A padding token is still a query: its own output depends on it, nobody attends to it, and the loss must leave it
-# out ([chapter 3](03-softmax.ipynb): targets that do not count).
+# third test says it in one line: a text must give the same outputs alone and padded. Only the outputs of **real**
+# tokens count. A padding token is still a query: its own output depends on it, nobody attends to it, and the loss must
+# leave it out ([chapter 3](03-softmax.ipynb): targets that do not count).
 
 # %%
 length, T = 5, 8
@@ -577,7 +588,7 @@ for name, mask in (("padding mask", padding_mask(np.array([length]), T)), ("no m
         assert change > 1e-2 and apart > 1e-2 and found[name][:length, length:].min() > 1e-3
 
 plots.plot_heatmaps(
-    found, xlabel="input token j (5, 6, 7 are padding)", ylabel="output token t", colorbar="norm of d y_t / d x_j",
+    found, xlabel="input token j (5, 6, 7 are padding)", ylabel="output token t", colorbar="norm of the derivative",
     title=f"Without a mask the padding has up to {found['no mask'][:length, length:].max():.2f} influence on a real "
     "token, with it exactly 0",
 )  # fmt: skip
@@ -696,7 +707,7 @@ for name in LEAKY:
           f"given only the past {honest[name].mean():.2f} ({honest[name].min():.2f} to {honest[name].max():.2f}), "
           f"impossible steps when it writes {100 * forbidden[name].mean():.1f} % ({100 * forbidden[name].min():.1f} to "
           f"{100 * forbidden[name].max():.1f})")  # fmt: skip
-noise = 0.03  # 4 standard errors: one symbol's loss varies by about 0.9, the mean is over 50 * 32 * 16 of them
+noise = 0.03  # over 5 standard errors: one symbol's loss varies by about 0.9, and 50 * 32 * 16 are averaged
 assert (final["causal"] > ENTROPY - noise).all() and (honest["causal"] < ENTROPY + 0.1).all()
 assert (final["one key too many"] < 0.3 * ENTROPY).all() and (final["no mask"] < ENTROPY - noise).all()
 for name in ("one key too many", "no mask"):
@@ -715,9 +726,10 @@ plots.plot_lines(
 )  # fmt: skip
 
 # %% [markdown]
-# The causal model reaches the entropy and stays there. The leaky ones copy the answer from the future. When they write,
-# the future is not there: the last token has no next key, and what they have learned to read is missing. Without any
-# mask the leak is found later, because the model must first learn to pick the next position out of sixteen.
+# The causal model comes within 0.03 nats of the entropy and stays above it. The leaky ones copy the answer from the
+# future. When they write, the future is not there: the last token has no next key, and what they have learned to read
+# is missing. Without any mask the leak is found later, because the model must first learn to pick the next position out
+# of sixteen.
 #
 # ## Claims of the texts, checked
 #
