@@ -68,16 +68,22 @@ def test_the_reference_lists_what_it_should():
     assert "make_norm" in public(importlib.import_module("numtrans.layers.normalization"))
 
 
-def commands():
-    """Name -> parser of each command."""
-    top = cli.parser()
-    return next(a.choices for a in top._actions if isinstance(a, argparse._SubParsersAction))
+def children(parser):
+    """Name -> parser of each command below `parser`."""
+    actions = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    return dict(actions[0].choices) if actions else {}
 
 
-@pytest.mark.parametrize("command", sorted(commands()))
+def options(parser):
+    """All long options of `parser` and of the commands below it."""
+    own = {name for action in parser._actions for name in action.option_strings if name.startswith("--")} - {"--help"}
+    return own.union(*(options(child) for child in children(parser).values()))
+
+
+@pytest.mark.parametrize("command", sorted(children(cli.parser())))
 def test_guide_names_every_option(command):
     text = (ROOT / "docs" / "guides" / "command-line.md").read_text(encoding="utf-8")
     section = re.search(rf"^## `numtrans {command}`.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     assert section, f"no section '## `numtrans {command}`'"
-    options = {o for a in commands()[command]._actions for o in a.option_strings if o.startswith("--")} - {"--help"}
-    assert {option for option in options if f"`{option}" not in section[0]} == set()
+    expected = options(children(cli.parser())[command])
+    assert {option for option in expected if f"`{option}" not in section[0]} == set()
