@@ -38,6 +38,7 @@ exclude_patterns = [
 ]  # fmt: skip
 source_suffix = {".md": "myst-nb", ".rst": "restructuredtext", ".ipynb": "myst-nb"}
 smartquotes = False  # two hyphens begin an option, and quotes stay as they were typed
+highlight_language = "none"  # code without a language is plain text
 default_role = "name"  # `name` in a docstring: a link where the name is documented, see _ext/numtrans_site.py
 
 # ---- Markdown and notebooks
