@@ -56,14 +56,15 @@ FAST = os.environ.get("NUMTRANS_FAST") == "1"  # small sizes, for a quick look a
 #
 # People write dates in many ways; a program wants one. The task `dates` is a list of pairs: a date as somebody may have
 # written it, in one of seven languages and with a slip of the finger now and then, and the same date in the form
-# year-month-day. No date of the test set occurs in the training set, in any form.
+# year-month-day. It has three sets: `train` is learned from, `valid` is looked at while the model learns, `test` comes
+# at the end. No date of `valid` or `test` occurs in `train`, in any form.
 
 # %%
 task = make_task("dates")
 print(f"{len(task.train):,} pairs to learn from, {len(task.test):,} to be tested on. Five of them:\n")
 for written, iso in task.train[:5]:
     print(f"{written:32s} -> {iso}")
-assert not {iso for _, iso in task.train} & {iso for _, iso in task.test}
+assert not {iso for _, iso in task.train} & {iso for _, iso in task.valid + task.test}
 
 # %% [markdown]
 # A model computes with numbers, so a **vocabulary** gives each character a number, its token id. Four ids are set
@@ -77,11 +78,11 @@ print(len(task.source_vocab), "ids for what is read,", len(task.target_vocab), "
 # %% [markdown]
 # ## A model
 #
-# `make_run` draws a model at random. The settings that matter here: `d_model` is how many numbers stand for one
-# character inside the model, `layers` how many times the encoder and the decoder are stacked
-# ([chapter 11](11-encoder-decoder.ipynb)), `heads` how many attentions work side by side
-# ([chapter 6](06-multi-head-attention.ipynb)), `steps` how often all numbers are adjusted, each time after a look at
-# `batch` pairs.
+# `make_run` draws a model at random. Its **encoder** reads the date as written, its **decoder** writes the answer. The
+# settings that matter here: `d_model` is how many numbers stand for one character inside the model, `layers` how many
+# layers the encoder has and how many the decoder has ([chapter 11](11-encoder-decoder.ipynb)), `heads` how many
+# attentions work side by side in a layer ([chapter 6](06-multi-head-attention.ipynb)), `steps` how often all numbers
+# are adjusted, each time after a look at `batch` pairs.
 
 # %%
 small = dict(steps=350, layers=1, d_model=32, batch=32, lr=8e-3, warmup=50)
@@ -93,7 +94,7 @@ print(f"{run.model.num_parameters():,} numbers to be learned")
 # %% [markdown]
 # ## What is made small
 #
-# The model reads the whole source text $s$, and the target up to some character. For the character that comes next it
+# The model reads the whole source text, and the target up to some character. For the character that comes next it
 # gives out one number, a **logit**, for each of the $V$ entries of the vocabulary; the softmax
 # ([chapter 3](03-softmax.ipynb)) turns the $V$ logits into probabilities $p$. Training makes the **loss** small,
 #
@@ -106,7 +107,9 @@ print(f"{run.model.num_parameters():,} numbers to be learned")
 # right character has probability 1. A model that gives every character the probability $1/V$ has the loss $\log V$.
 
 # %%
-(src, tgt), targets = StepBatches(task.encode_pairs(task.valid), batch_size=100).batch(1)
+# src: the sources; tgt: what the decoder reads, id 1 and then the target; targets: what it should write, the target and
+# then id 2. So targets are tgt, one place further on.
+(src, tgt), targets = StepBatches(task.encode_pairs(task.valid), batch_size=100).batch(1)  # each (B, T)
 logits = run.model(src, tgt)  # (B, T, V): batch of pairs, characters, vocabulary
 run.model.clear()  # forget what was kept for a backward pass
 p = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)  # (B, T, V)
@@ -118,6 +121,7 @@ np.testing.assert_allclose(by_hand, loss(logits, targets), rtol=1e-5)  # the mod
 loss.clear()
 untrained = float(by_hand)
 print(f"before training: {untrained:.2f} nats per character; log V is {np.log(logits.shape[-1]):.2f}")
+assert untrained > np.log(logits.shape[-1])
 
 # %% [markdown]
 # The untrained model is even worse than $\log V$, since its random opinions are wrong as often as they are right and
@@ -126,8 +130,8 @@ print(f"before training: {untrained:.2f} nats per character; log V is {np.log(lo
 # ## Training
 #
 # Each step computes the loss of a batch, the derivative of the loss with respect to every number of the model, and
-# moves each number a little against its derivative. With the full settings this takes about a minute and a half, and
-# prints nothing until it is done.
+# moves each number a little against its derivative. With the full settings this takes one to two minutes, and prints
+# nothing until it is done.
 
 # %%
 with tempfile.TemporaryDirectory() as folder, threadpool_limits(1, "blas"):  # small matrices: one thread is fastest
@@ -139,7 +143,7 @@ assert trained < untrained / 3
 
 # %%
 plots.plot_loss(
-    history, title=f"Training divides the loss on unseen dates by {untrained / trained:,.0f}, to {trained:.2g} nats"
+    history, title=f"Training brings the loss on unseen dates from {untrained:.2f} nats down to {trained:.2g}"
 )
 
 # %% [markdown]
@@ -155,9 +159,9 @@ for text, iso, answer in wrong[:5]:
 assert share >= (0.05 if FAST else 0.95)
 
 # %% [markdown]
-# A guess at random would be right once in 43,830 dates. The bound of 95 % leaves room for another processor, which adds
-# in another order and so ends with slightly different weights. (With `NUMTRANS_FAST=1` a smaller model is trained for
-# ten seconds only, and is right on about a third of the dates.)
+# The years run from 1930 to 2049, which is 43,830 days: a guess at random would be right once in as many. The bound of
+# 95 % leaves room for another processor, which adds in another order and so ends with slightly different weights. (With
+# `NUMTRANS_FAST=1` a smaller model is trained for ten seconds only, and is right on about a third of the dates.)
 #
 # ## Your own date
 #
@@ -173,20 +177,23 @@ for text in (my_date, "le 14 juillet 1989", "MONDAY, JUNE 5, 2006", "24. Dez. 19
 # ## Where it looks
 #
 # To write a character the decoder takes an average over all characters of the source, and computes the weights of the
-# average anew for each character that it writes. These are the **attention weights**. They are positive and sum to one,
-# so they tell where the model looks. Each row of a panel below is one written character, each column one character
-# read, and each panel is one head.
+# average anew for each character that it writes. These are the **attention weights**. They are nowhere negative and sum
+# to one, so they tell where the model looks. A layer does this several times side by side, once in each **head**. In
+# the picture further below each row of a panel is one written character, each column one character read, and each panel
+# one head.
 
 # %%
 text = "le 14 juillet 1989"
 translation, weights, rows, columns = cross_attention(run, text)
 for layer in weights:  # each (H, Tt, Ts): heads, target characters, source characters
     np.testing.assert_allclose(layer.sum(axis=-1), 1, rtol=1e-5)
+    assert (layer >= 0).all()
+print(text, "->", translation)
 
 # %% [markdown]
-# Is it true that the decoder looks at the year when it writes the year? One picture proves little. So over the test
-# dates that spell the year with four digits: the share of the weight that falls on these four characters, averaged over
-# all heads, while the four digits of the year are written, and while the rest is written.
+# Is it true that the decoder looks at the year when it writes the year? One picture proves little. So over those of the
+# first 150 test dates that spell the year with four digits: the share of the weight that falls on these four
+# characters, averaged over all heads, while the four digits of the year are written, and while the rest is written.
 
 # %%
 shares, chance = {"year": [], "rest": []}, []
@@ -198,6 +205,7 @@ for text_i, iso in task.test[:150]:
     run.model(np.array([source]), np.array([[1, *target]]))  # the decoder reads the right date
     w = np.concatenate([layer.cross_attention.sublayer.attention_weights[0] for layer in run.model.decoder.layers])
     run.model.clear()
+    # w: (heads of all layers, Tt, Ts); row i belongs to the step that writes character i of the date
     on_year = w[:, :, at : at + 4].sum(axis=-1).mean(axis=0)  # (Tt,): the weight on the year, mean over heads
     shares["year"].append(on_year[:4].mean())
     shares["rest"].append(on_year[4:].mean())
@@ -214,8 +222,9 @@ plots.plot_attention(
 )
 
 # %% [markdown]
-# Read the first four rows of each panel: bright fields stand under the digits of the year, at the right end. The rows
-# of the month are bright under letters of its name. [Chapter 6](06-multi-head-attention.ipynb) asks what each head
+# Read the first four rows: most of the bright fields lie in the columns of the year, at the right end. The next rows,
+# those of the month, are bright mostly in columns of its name, and those of the day in the columns of the day. (The
+# small model of the fast mode is less clear.) [Chapter 6](06-multi-head-attention.ipynb) asks what each head
 # does, and which of them the model can do without.
 #
 # ## A model is a tree
@@ -232,8 +241,9 @@ assert total == run.model.num_parameters()
 
 # %% [markdown]
 # A module has a `forward`, which is run by calling the module, and a `backward`. What `backward` will need, `forward`
-# saves. Look at what the first projection inside this layer saves: its input $x$, since the derivative of $xW$ with
-# respect to $W$ contains $x$ ([chapter 2](02-backpropagation.ipynb)).
+# saves. Look at the first part in the list, `q_proj`. It computes $xW + b$; such a linear map is called a
+# **projection**. It saves its input $x$, since the derivative of $xW$ with respect to $W$ contains $x$
+# ([chapter 2](02-backpropagation.ipynb)).
 
 # %%
 source = np.array([run.source_vocab.encode(text)])  # (1, T): one text
@@ -256,7 +266,9 @@ run.model.clear()
 # O = P V, \qquad P_{ij} = \frac{e^{S_{ij}}}{\sum_l e^{S_{il}}}, \qquad S = \frac{Q K^\top}{\sqrt{d}}.
 # $$
 #
-# In five lines, with a sixth that keeps the exponential from overflowing (chapter 3), and equal to the library:
+# In five lines, with a sixth that keeps the exponential from overflowing (chapter 3), and equal to the library. Here
+# queries, keys and values are three projections of the same $x$, that of the cell above, with weights that the training
+# found; `split_heads` deals the $D$ numbers of each out to the $H$ heads, $d = D / H$ for each.
 
 # %%
 def attention_by_hand(Q, K, V):
@@ -341,12 +353,14 @@ model.clear()
 loss.clear()
 
 # %% [markdown]
-# The two agree to several digits. They need not agree to all: the feed-forward networks of the model have kinks
-# ([chapter 10](10-feed-forward.ipynb)), and some of its thousands of units cross one within the step $h$.
+# The two agree to several digits. They need not agree to all: the loss is rounded, and the feed-forward networks of the
+# model have kinks ([chapter 10](10-feed-forward.ipynb)), which one of its thousands of units may cross within the step
+# $h$.
 #
 # `gradcheck` does this for every number that goes into a module, chooses the steps and the measure of error with care
-# ([chapter 2](02-backpropagation.ipynb)), and reports. The column `error` is the difference of the two gradients
-# relative to their size; the limit is $10^{-7}$. Attention has no parameters, so the three rows are its inputs.
+# ([chapter 2](02-backpropagation.ipynb)), and reports. The column `error` is the size of the difference of the two
+# gradients, as a fraction of the larger of the two; the limit is $10^{-7}$. Attention has no parameters, so the three
+# rows are its inputs.
 
 # %%
 rng = np.random.default_rng(0)
@@ -359,7 +373,8 @@ report
 # ## A mistake
 #
 # Now a backward pass with a mistake that is easy to make: the factor $1/\sqrt{d}$ of the scores is forgotten on the way
-# back to the keys. Such a model still learns, only worse, and nothing crashes. That makes it hard to notice.
+# back to the keys. Nothing crashes, and each number of that gradient still has the right sign. That makes it hard to
+# notice.
 
 # %%
 class ForgetfulAttention(ScaledDotProductAttention):
@@ -400,8 +415,8 @@ report
 # ### Exercise 1.1: the measure
 #
 # Write `share_right(run, pairs)`: translate the sources of `pairs` (a list of (source, target) strings) with
-# `run.translate`, and return the share of those that equal their target. Check: it equals
-# `exact_match(run, pairs)[0]` on the first 50 test pairs.
+# `run.translate` (a list of strings in, a list of strings out), and return the share of those that equal their target,
+# a number from 0 to 1. Check: it equals `exact_match(run, pairs)[0]` on the first 50 test pairs.
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true} cellView="form"
 # @title Solution of exercise 1.1
@@ -416,8 +431,8 @@ assert share_right(run, task.test[:50]) == exact_match(run, task.test[:50])[0]
 # ### Exercise 1.2: where the numbers are
 #
 # Write `parameters_by_part(model)`: a dict from the first component of each parameter's path (`encoder`, `decoder`,
-# ...) to the number of learned values below it. Check: the values sum to `run.model.num_parameters()`, and the
-# decoder has more than the encoder. (Why?)
+# ...) to the number of learned values below it. Check with `run.model`: the values sum to
+# `run.model.num_parameters()`, and the decoder has more than the encoder. (Why?)
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true} cellView="form"
 # @title Solution of exercise 1.2
@@ -438,8 +453,9 @@ assert numbers["decoder"] > numbers["encoder"]  # each of its layers has a secon
 # ### Exercise 1.3: no looking ahead
 #
 # Write `causal_attention_by_hand(Q, K, V)`: as `attention_by_hand`, but query $i$ gives no weight to keys $j > i$. (Set
-# their scores to `-np.inf` before the exponential.) Check: it equals the library's attention with
-# `mask=causal_mask(T)`, and the first output is the first value.
+# their scores to `-np.inf` before the exponential.) Check, with $Q$, $K$, $V$ from above and $T$ the number of tokens:
+# it equals `ScaledDotProductAttention()(Q, K, V, mask=causal_mask(T))`, and the first output `[..., 0, :]` is the first
+# value.
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true} cellView="form"
 # @title Solution of exercise 1.3
