@@ -47,7 +47,7 @@ from numtrans import no_grad
 from numtrans.data import DateTask, Seq2SeqBatches
 from numtrans.gradcheck import gradcheck
 from numtrans.inspect import attention_patterns, head_divergence, plots
-from numtrans.layers import MultiHeadAttention, ScaledDotProductAttention, causal_mask
+from numtrans.layers import MultiHeadAttention, RotaryPositionalEncoding, ScaledDotProductAttention, causal_mask
 from numtrans.losses import CrossEntropyLoss
 from numtrans.module import Module, Parameter
 from numtrans.optim import Adam
@@ -87,7 +87,8 @@ FAST = os.environ.get("NUMTRANS_FAST") == "1"  # small sizes, for a quick look a
 #
 # One head misses at least half of the variance of two look-ups, **at any width**. The best matrix for given weights is
 # the pseudoinverse of what the weights do; with it, one head misses exactly half whatever its weights are (for instance
-# with weight 1/2 on both places and the average as the answer to both), and two heads miss nothing. For $m = 4$:
+# with weight 1/2 on both places and the average as the answer to both), and two heads with different weights miss
+# nothing. For $m = 4$, first the formula for the error, on random vectors, and then the bound:
 
 # %%
 def least_error(P, m=4):
@@ -98,11 +99,14 @@ def least_error(P, m=4):
 
 
 rng = np.random.default_rng(0)
+A, y = rng.standard_normal((8, 8)), rng.standard_normal((100_000, 8))  # any A; k m = 8; rows are draws of y
+drawn = np.sum((y @ A.T - y) ** 2) / np.sum(y**2)
+np.testing.assert_allclose(drawn, np.sum((A - np.eye(8)) ** 2) / 8, rtol=0.03)  # 100,000 draws: about 0.2 % off
 for H, k in ((1, 2), (2, 2), (1, 4), (2, 4), (3, 4)):
     errors = [least_error(rng.dirichlet(np.ones(k), H)) for _ in range(200)]
     print(f"H = {H}, k = {k}: from {min(errors):.3f} to {max(errors):.3f} over 200 draws; bound {1 - H / k:.3f}")
     np.testing.assert_allclose(errors, 1 - H / k, atol=1e-9)
-assert least_error(np.array([[0.5, 0.5]])) >= 0.5 - 1e-12
+np.testing.assert_allclose(least_error(np.array([[0.5, 0.5]])), 0.5, rtol=1e-12)  # the average as both answers
 
 # %% [markdown]
 # This is about linear answers to weights that do not depend on the values. A trained layer could do more, since its
@@ -188,15 +192,16 @@ with threadpool_limits(1, "blas"):
     longer = {H: train_look_ups(2, H, 0, 4 * STEPS) for H in (1, 32)}
 for H, error in longer.items():
     print(f"H = {H:2d}: {missed[2][HEADS.index(H), 0]:.3f} after {STEPS} steps, {error:.3f} after {4 * STEPS}")
+assert missed[2][HEADS.index(32)].min() > missed[2][HEADS.index(2)].max() + 0.02  # 32 are worse than two, at first
 assert longer[1] > 0.45  # time does not help one head
 assert longer[32] < 0.5 * missed[2][HEADS.index(32), 0]  # and helps 32 a lot
 
 # %% [markdown]
 # For one head the bound stays where it is. The 32 narrow heads get there in the end: they were slow, not unable. A
 # **single** narrow head is unable. With one feature for queries and keys it scores key $j$ by a product of two numbers,
-# $q k_j$. Whatever $q$ is, the largest score belongs to the largest or to the smallest $k_j$: six of the eight places
-# can never get the largest weight. So: one look-up, one head, values of full size, and only the features $d_k$ of
-# queries and keys vary.
+# $q k_j$. Whatever $q$ is, the largest score belongs to the largest or to the smallest $k_j$: for given tokens, six of
+# the eight places can never get the largest weight. So: one look-up, one head, values of full size ($d_v = m$), and
+# only the features $d_k$ of queries and keys vary (`d_kv` in the library).
 
 # %%
 WIDTHS, NARROW_SEEDS, NARROW_STEPS = ((1, 4), 1, 300) if FAST else ((1, 2, 4), 2, 1800)
@@ -210,9 +215,9 @@ for d_k, errors in narrow.items():
 assert min(narrow[1]) > 0.4 and max(narrow[4]) < 0.1
 
 # %% [markdown]
-# Four features pick one of eight places with ease. Two features can (the keys on a circle, exercise 6.4) and take
-# long to learn it: that row is in the output at full size. Bhojanapalli et al. (2020) prove the general fact: with
-# $d_k$ below the number of tokens there are attention matrices that no choice of $W^Q$ and $W^K$ produces.
+# Four features pick one of eight places with ease. Two features can as well (the keys on a circle, exercise 6.4): that
+# row is in the output at full size. Bhojanapalli et al. (2020) prove the general fact: with $d_k$ below the number of
+# tokens there are inputs, and attention matrices, that no choice of $W^Q$ and $W^K$ produces.
 #
 # ## Forward: project, split, attend, merge, project
 #
@@ -232,7 +237,7 @@ assert min(narrow[1]) > 0.4 and max(narrow[4]) < 0.1
 # $$
 #
 # A row-major array (B, T, D) is stored with its last axis running fastest, so cutting the last axis in two,
-# (B, T, D) to (B, T, H, d), moves nothing. The swap of $t$ and $h$ comes after that.
+# (B, T, D) to (B, T, H, d), moves nothing. The swap of $t$ and $h$ comes after that, and in NumPy is a view as well.
 
 # %%
 def split(Y, H):
@@ -249,6 +254,7 @@ rng = np.random.default_rng(1)
 Y, R = rng.standard_normal((2, 5, 12)), rng.standard_normal((2, 3, 5, 4))  # B = 2, T = 5, H = 3, d = 4
 for b, h, t, e in np.ndindex(R.shape):
     assert split(Y, 3)[b, h, t, e] == Y[b, t, h * 4 + e]
+assert np.shares_memory(split(Y, 3), Y)  # nothing was copied
 np.testing.assert_array_equal(merge(split(Y, 3)), Y)
 np.testing.assert_array_equal(split(merge(R), 3), R)
 
@@ -283,7 +289,9 @@ assert not np.allclose(wrong_split(Y, 3), split(Y, 3))
 # %% [markdown]
 # The shape is right, no error comes, and the result is another one. Number the elements of one row of the batch as they
 # lie in memory: $Y_{tc}$ has the number $tD + c$, and the wrong split reads its element $(h, t, e)$ from the number
-# $(hT + t)d + e$. That is token $\lfloor (hT + t)d / D \rfloor = \lfloor (hT + t) / H \rfloor$. Where does token 3 go?
+# $(hT + t)d + e$. The token is this number divided by $D = Hd$, rounded down; $e < d$ is too small to change it, since
+# $(hT + t)d$ is a multiple of $d$: token $\lfloor (hT + t)d / (Hd) \rfloor = \lfloor (hT + t) / H \rfloor$. Where does
+# token 3 go?
 
 # %%
 moved = Y.copy()
@@ -295,7 +303,7 @@ for name, function in (("split", split), ("wrong split", wrong_split)):
         assert [tuple(place) for place in np.argwhere(changed)] == [(0, 3), (1, 3), (2, 3)]
     else:
         assert [tuple(place) for place in np.argwhere(changed)] == [(1, 4), (2, 0), (2, 1)]
-assert all((3 * 0 + h * 5 + t) // 3 == 3 for h, t in [(1, 4), (2, 0), (2, 1)])  # the formula above
+        assert all(changed[h, t] == ((h * 5 + t) // 3 == 3) for h, t in np.ndindex(3, 5))  # the formula above
 
 # %% [markdown]
 # With the right split token 3 has one row in each head. With the wrong one its three thirds stand in rows 4, 0 and 1
@@ -321,13 +329,14 @@ np.testing.assert_allclose(merge(R) @ WO, sum_of_heads, rtol=1e-12, atol=1e-12)
 # %% [markdown]
 # ## Backward
 #
-# Write $c = hd + e$ for the column of head $h$, feature $e$. Forward, with the scores $S$ and weights $P$ of
+# Write $c = hd + e$ for the column of head $h$, feature $e$; $i$ is an input feature in line (1), and in lines (2) and
+# (3) a query, with $j$ and $l$ for keys. Forward, with the scores $S$ and weights $P$ of
 # [chapter 4](04-attention.ipynb):
 #
 # $$
 # \begin{aligned}
 # &(1) & Q_{bhte} &= \textstyle\sum_i X_{bti} W^Q_{ic} + b^Q_c, \quad \text{and so } K \text{ and } V \\
-# &(2) & S_{bhij} &= \tfrac{1}{\sqrt d} \textstyle\sum_e Q_{bhie} K_{bhje}, \qquad P_{bhij} = e^{S_{bhij}} / \textstyle\sum_l e^{S_{bhil}} \\
+# &(2) & S_{bhij} &= \tfrac{1}{\sqrt d} \textstyle\sum_e Q_{bhie} K_{bhje}, \qquad P_{bhij} = \exp S_{bhij} / \textstyle\sum_l \exp S_{bhil} \\
 # &(3) & O_{bhie} &= \textstyle\sum_j P_{bhij} V_{bhje} \\
 # &(4) & M_{btc} &= O_{bhte} \\
 # &(5) & y_{bto} &= \textstyle\sum_c M_{btc} W^O_{co} + b^O_o
@@ -352,7 +361,8 @@ np.testing.assert_allclose(merge(R) @ WO, sum_of_heads, rtol=1e-12, atol=1e-12)
 # \mathrm{d}O_{bhte} = \mathrm{d}M_{bt,\,hd+e} .
 # $$
 #
-# Lines (3) and (2) are attention, for each $(b, h)$ on its own, derived in [chapter 5](05-masks.ipynb):
+# Lines (3) and (2) are attention, for each $(b, h)$ on its own, derived in [chapter 5](05-masks.ipynb). A mask changes
+# none of these lines: where it hides a key, $P_{bhij} = 0$ and so $\mathrm{d}S_{bhij} = 0$.
 #
 # $$
 # \begin{aligned}
@@ -377,11 +387,14 @@ np.testing.assert_allclose(merge(R) @ WO, sum_of_heads, rtol=1e-12, atol=1e-12)
 # \mathrm{d}X_{bti} = \sum_{h,e} \bigl( \mathrm{d}Q_{bhte} W^Q_{i,\,hd+e} + \mathrm{d}K_{bhte} W^K_{i,\,hd+e} + \mathrm{d}V_{bhte} W^V_{i,\,hd+e} \bigr) .
 # $$
 #
-# **In matrix form**, with the rows of all texts below one another ($N = BT$ rows) where a weight is met:
+# **In matrix form**, with the rows of all texts below one another ($BT$ rows) where a weight is met, and for each
+# $(b, h)$ on its own between split and merge ($\mathbf{1}$ is the column of $T$ ones):
 #
 # $$
 # \begin{aligned}
 # \mathrm{d}M &= \mathrm{d}y\, {W^O}^\top, & \mathrm{d}W^O &= M^\top \mathrm{d}y, & \mathrm{d}O &= \mathrm{split}(\mathrm{d}M), \\
+# \mathrm{d}V &= P^\top \mathrm{d}O, & \mathrm{d}P &= \mathrm{d}O\, V^\top, & \mathrm{d}S &= P \odot \bigl( \mathrm{d}P - (\mathrm{d}P \odot P)\, \mathbf{1} \mathbf{1}^\top \bigr), \\
+# \mathrm{d}Q &= \mathrm{d}S\, K / \sqrt d, & \mathrm{d}K &= \mathrm{d}S^\top Q / \sqrt d, \\
 # \mathrm{d}W^Q &= X^\top\, \mathrm{merge}(\mathrm{d}Q), & \mathrm{d}W^K &= X^\top\, \mathrm{merge}(\mathrm{d}K), & \mathrm{d}W^V &= X^\top\, \mathrm{merge}(\mathrm{d}V),
 # \end{aligned}
 # $$
@@ -389,6 +402,8 @@ np.testing.assert_allclose(merge(R) @ WO, sum_of_heads, rtol=1e-12, atol=1e-12)
 # $$
 # \mathrm{d}X = \mathrm{merge}(\mathrm{d}Q)\, {W^Q}^\top + \mathrm{merge}(\mathrm{d}K)\, {W^K}^\top + \mathrm{merge}(\mathrm{d}V)\, {W^V}^\top .
 # $$
+#
+# The gradient of each bias is the sum of the rows of the matrix that stands at the right of its weight's gradient.
 #
 # ## From nothing
 #
@@ -481,11 +496,18 @@ report
 # %% [markdown]
 # Look at the row of `b_k`: its gradient is zero, to rounding. A constant added to all keys adds the same number to all
 # scores of a query, and softmax does not see it: a bias of the keys computes nothing, here 12 of the 624
-# parameters. (With rotary positions between projection and scores it does: [chapter 7](07-position.ipynb).)
+# parameters. (With the rotary positions of [chapter 7](07-position.ipynb) between projection and scores it does: they
+# turn the bias by an angle that differs from key to key. The last lines show it.)
 
 # %%
 print(f"largest gradient of b_k: {np.abs(mine.b_k.grad).max():.0e}, of b_q: {np.abs(mine.b_q.grad).max():.2f}")
 assert np.abs(mine.b_k.grad).max() < 1e-12 < 1e-3 < np.abs(mine.b_q.grad).max()
+assert sum(W.data.size for W in mine.parameters()) == 624 and mine.b_k.data.size == 12
+rotary = MultiHeadAttention(D6, H6, position=RotaryPositionalEncoding(D6 // H6), rng=rng).astype(np.float64)
+rotary(X)
+rotary.backward(dy)
+print(f"with rotary positions, of b_k: {np.abs(rotary.k_proj.b.grad).max():.2f}")
+assert np.abs(rotary.k_proj.b.grad).max() > 1e-3
 
 # %% [markdown]
 # ## What a gradient check cannot see
@@ -541,6 +563,7 @@ assert ((depends["right"] > 0) == lower).all()
 blind = np.sum((depends["split and merge wrong"] == 0) & lower)
 leaks = np.sum((depends["split wrong"] > 0) & ~lower)
 assert blind > 0 and leaks > 0
+assert not ((depends["split and merge wrong"] > 0) & ~lower).any()  # wrong on both sides, nothing leaks
 
 # %%
 plots.plot_heatmaps(
@@ -552,9 +575,10 @@ plots.plot_heatmaps(
 # %% [markdown]
 # Wrong on both sides, nothing leaks, because the rows of each head stand in the order of the text. But each head sees a
 # third of the text only, and the last outputs know nothing of the first tokens. Wrong on one side, outputs depend on
-# tokens that the mask should hide: a language model with this mistake reaches a wonderful loss in training, and cannot
-# write. The gradient check does fail for this one, because the inherited backward pass splits wrongly what forward
-# merged rightly. With an automatic backward pass, which is right for any forward, nothing would be noticed.
+# tokens that the mask should hide: a language model with this mistake can read tokens that it is asked to predict, and
+# its loss in training says nothing about how it writes. The gradient check does fail for this one, because the
+# inherited backward pass splits wrongly what forward merged rightly. With an automatic backward pass, which is right
+# for any forward, nothing would be noticed.
 
 # %%
 assert not gradcheck(before, X, mask=mask)
@@ -579,12 +603,13 @@ report = gradcheck(forgotten, X, mask=mask)
 assert not report
 assert not any(report[name].passed for name in ("X", "W_q", "W_k", "W_v"))
 assert report["W_o"].passed and report["b_o"].passed
+assert not any(report[name].passed for name in ("b_q", "b_k", "b_v"))
 report
 
 # %% [markdown]
 # What stands behind the mistake in forward order ($W^O$, $b^O$) is right and the rest is wrong, which already tells
 # where to look: between the two. The biases tell more. A sum over tokens does not care about their order, but the wrong
-# merge puts numbers into other columns, so `b_q` and `b_v` are wrong as well.
+# merge puts numbers into other columns, so the biases `b_q`, `b_k` and `b_v` are wrong as well.
 #
 # ## How many parameters, how much work
 #
@@ -660,15 +685,17 @@ print("others:", [f"{100 * exact_match(run, task.test[:200])[0]:.1f} %" for run 
 
 # %% [markdown]
 # One batch of 200 validation dates; the attention weights of each head; and three numbers for each head, averaged over
-# the queries that are no padding (entropy in nats, with $0 \log 0 = 0$):
+# the queries that are no padding, which the brackets $\langle \cdot \rangle_{b,i}$ stand for (entropy in nats, with
+# $0 \log 0 = 0$):
 #
 # $$
 # E_h = \Bigl\langle -\sum_j P_{bhij} \log P_{bhij} \Bigr\rangle_{b,i}, \qquad
-# M_h = \Bigl\langle \max_j P_{bhij} \Bigr\rangle_{b,i}, \qquad
-# D_h = \Bigl\langle \sum_j P_{bhij}\, |i - j| \Bigr\rangle_{b,i} .
+# \mathrm{max}_h = \Bigl\langle \max_j P_{bhij} \Bigr\rangle_{b,i}, \qquad
+# \mathrm{dist}_h = \Bigl\langle \sum_j P_{bhij}\, |i - j| \Bigr\rangle_{b,i} .
 # $$
 #
-# Across, $i$ and $j$ are places in two different texts, and $D_h$ is no more than the difference of their numbers.
+# Across, $i$ and $j$ are places in two different texts, and $\mathrm{dist}_h$ is no more than the difference of their
+# numbers.
 
 # %%
 src, tgt, targets = next(Seq2SeqBatches(task.encode_pairs(task.valid[:200]), 200, shuffle=False).epoch())
@@ -676,7 +703,7 @@ src, tgt, targets = next(Seq2SeqBatches(task.encode_pairs(task.valid[:200]), 200
 
 def attentions(model):
     """Name -> (attention, which queries are no padding) for each attention of the model."""
-    found = {}
+    found = {}  # `sublayer` is the attention inside its residual connection; token 0 is padding
     for i, layer in enumerate(model.encoder.layers, 1):
         found[f"encoder {i}"] = layer.self_attention.sublayer, src != 0
     for i, layer in enumerate(model.decoder.layers, 1):
@@ -699,6 +726,13 @@ w, real = weights["decoder 1"]
 logs = np.log(np.where(w > 0, w, 1), dtype=np.float64)
 by_hand = -(w * logs).sum(axis=-1).transpose(0, 2, 1)[real].mean(axis=0)  # (H,)
 np.testing.assert_allclose(patterns["decoder 1"]["entropy"], by_hand, rtol=1e-6)
+largest = w.max(axis=-1).transpose(0, 2, 1)[real].mean(axis=0)
+i, j = np.indices(w.shape[2:])
+distance = (w * np.abs(i - j)).sum(axis=-1).transpose(0, 2, 1)[real].mean(axis=0)
+np.testing.assert_allclose(patterns["decoder 1"]["maximum"], largest, rtol=1e-4)  # the weights are float32
+np.testing.assert_allclose(patterns["decoder 1"]["distance"], distance, rtol=1e-4)
+encoder, decoder = (np.mean([patterns[n]["entropy"] for n in patterns if kind in n]) for kind in ("encoder", "decoder"))
+assert encoder > 1.3 * decoder
 print("               entropy (nats)            largest weight            distance (tokens)")
 for name, p in patterns.items():
     print(f"{name:12s}", "   ".join(" ".join(f"{x:5.2f}" for x in values) for values in p.values()))
@@ -839,6 +873,9 @@ for to, of in zip((bare.q_proj, bare.k_proj, bare.v_proj, bare.out_proj),
     to.W.data = of.W.data.astype(np.float64)
 y = bare(x)  # against the formula above, head by head
 QK, VO = head_products(attention)
+for h in range(4):
+    P = np.exp(x @ QK[h] @ x.swapaxes(1, 2) / np.sqrt(len(QK[h]) / 4))  # (1, T, T); d = D / 4
+    np.testing.assert_allclose(bare.attention_weights[:, h], P / P.sum(axis=-1, keepdims=True), rtol=1e-10, atol=1e-12)
 np.testing.assert_allclose(y, sum(bare.attention_weights[:, h] @ x @ VO[h] for h in range(4)), rtol=1e-10, atol=1e-12)
 d_head = attention.d_model // 4
 products = [m for part, _ in attentions(main.model).values() for both in head_products(part) for m in both]
@@ -916,9 +953,9 @@ plots.plot_bars(
 # %% [markdown]
 # Two findings, each asserted for the main model and for those of other seeds:
 #
-# - **Heads are very unequal.** What the worst one costs is several times what the median one costs.
+# - **Heads are very unequal.** What the worst one costs is more than twice what the median one costs.
 # - **Heads of the attention across stand in for each other.** Taking all four away costs more than the four single
-#   costs together: while one is missing, others still bring what it would have brought.
+#   costs together. The likely reason: while one is missing, others still bring a part of what it would have brought.
 
 # %%
 for run in [main, *others]:
@@ -951,7 +988,7 @@ for H_ in (1, 2, 4, 8, 16):
 # ### The texts' layer of width 512 with 8 heads has 1,050,624 parameters
 #
 # Their code leaves the biases of its four linear layers on: $4 \cdot 512^2 + 4 \cdot 512$. **Does not hold** that this
-# is $4D^2 = 1{,}048{,}576$, as their formula has it: it is 2,048 more, 0.2 per cent.
+# is $4D^2 = 1{,}048{,}576$, as their formula has it: it is 2,048 more, 0.2 percent.
 
 # %%
 assert MultiHeadAttention(512, 8).num_parameters() == 1_050_624 == 4 * 512**2 + 2048
@@ -987,13 +1024,18 @@ assert min(overlap) > 0.3
 #
 # The mean divergence of two heads in nats, and that of untrained models, were measured above over one training of the
 # main model and trainings of small ones from other seeds. **Holds** for this task and these sizes: training makes the
-# heads more unlike by a factor asserted to be above 1.4. A part of the difference is that trained heads are sharper;
-# two sharp distributions can differ more than two flat ones.
+# heads more unlike by a factor asserted to be above 1.4. A part of the difference may be that trained heads are sharper
+# (their mean entropy is below); two sharp distributions can differ more than two flat ones.
 
 # %%
 for after_i, before_i in compared:
-    sharpest = np.max([np.mean(list(b.values())) for b in before_i])
-    print(f"factor over the most diverse of three untrained models: {np.mean(list(after_i.values())) / sharpest:.2f}")
+    most = np.max([np.mean(list(b.values())) for b in before_i])
+    print(f"factor over the most diverse of three untrained models: {np.mean(list(after_i.values())) / most:.2f}")
+flat = [np.mean([attention_patterns(*seen)["entropy"] for seen in look(untrained(main, seed)).values()])
+        for seed in range(100, 103)]
+sharp = np.mean([p["entropy"] for p in patterns.values()])
+print(f"mean entropy of the main model's heads: trained {sharp:.2f}, untrained {min(flat):.2f} to {max(flat):.2f} nats")
+assert sharp < 0.9 * min(flat)
 
 # %% [markdown]
 # ### Heads specialize in kinds of information
@@ -1015,9 +1057,10 @@ assert (across > elsewhere).all()
 # %% [markdown]
 # ### Several heads give redundancy and robustness
 #
-# **Holds if** it is said of most heads and not of all. The median head can be taken away at little cost, and heads
-# across stand in for each other (above). But the model is not robust against the loss of any one head: the worst loss
-# is shown here. Michel et al. (2019) found the same in large translators: most heads can go, a few cannot.
+# **Holds if** it is said of most heads and not of all. The median head costs less than half of what the worst one
+# costs, in loss, and at full size few of the dates; and heads across stand in for each other (above). But the model is
+# not robust against the loss of any one head: the worst loss is shown here. Michel et al. (2019) found the same in
+# large translators: most heads can go, a few cannot.
 
 # %%
 worst = np.unravel_index(np.argmax(lost), lost.shape)
@@ -1084,8 +1127,8 @@ assert np.mean(Y.reshape(2, 3, -1, 4) == split(Y, 3)) < 0.5
 #
 # ### Exercise 6.1: the sum of two
 #
-# Write `sum_of_two(V, a, b)`: for values V (T, m) return $v_a + v_b$ with **one** distribution $P$ over the tokens, as
-# `scale * (P @ V)`. Which scale? Check: equal to `V[a] + V[b]`, and P sums to one.
+# Write `sum_of_two(V, a, b)`: for values V (T, m) and two different tokens a and b return $v_a + v_b$ (m,) with **one**
+# distribution $P$ over the tokens, as `scale * (P @ V)`. Which scale? Check: equal to `V[a] + V[b]`, and P sums to one.
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true} cellView="form"
 # @title Solution of exercise 6.1
@@ -1103,8 +1146,9 @@ np.testing.assert_allclose(sum_of_two(V6, 1, 4), V6[1] + V6[4], rtol=1e-14)
 # ### Exercise 6.2: one head at a time
 #
 # Write `by_heads(layer, X)`: the output of a `MultiHeadAttention` (H heads, biases, no mask) without splitting or
-# merging: loop over the heads, take their columns of the three projections, attend, and add up $O_h W^O_h$. Check:
-# equal to `layer(X)`.
+# merging: loop over the heads, take their columns of the three projections (`layer.q_proj.W.data` and `.b.data`, the
+# same of `k_proj` and `v_proj`), attend, and add up $O_h W^O_h$ and, once, the bias of `layer.out_proj`. Check: for
+# `library` and `X` of the section "From nothing", equal to `library(X)` to 1e-12.
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true} cellView="form"
 # @title Solution of exercise 6.2
@@ -1125,8 +1169,10 @@ np.testing.assert_allclose(by_heads(library, X), library(X), rtol=1e-12, atol=1e
 # ### Exercise 6.3: shared keys and values
 #
 # In grouped-query attention key-value head $g$ serves the heads $gH/G, \dots, (g+1)H/G - 1$. Write `share(K, H)`, from
-# (B, G, T, d) to (B, H, T, d), and `share_backward(dK, G)`, its backward pass. Check: the dot products
-# $\sum \mathrm{share}(K) \odot R$ and $\sum K \odot \mathrm{share\_backward}(R)$ are equal for random $K$ and $R$.
+# (B, G, T, d) to (B, H, T, d), and `share_backward(dK, G)`, its backward pass: from the gradient of what `share`
+# returned, (B, H, T, d), to that of what it was given, (B, G, T, d). Check: the dot products
+# $\sum \mathrm{share}(K) \odot R$ and $\sum K \odot \mathrm{share\_backward}(R)$ are equal for random $K$ (B, G, T, d)
+# and $R$ (B, H, T, d), with $G = 2$ and $H = 6$.
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true} cellView="form"
 # @title Solution of exercise 6.3
@@ -1209,9 +1255,9 @@ np.testing.assert_allclose((Wv @ A) @ (np.linalg.inv(A) @ Wo), Wv @ Wo, rtol=1e-
 #   heavy lifting, the rest can be pruned, arXiv:1905.09418. What single heads of a translator do.
 # - Clark, Khandelwal, Levy and Manning (2019), What does BERT look at? An analysis of BERT's attention,
 #   arXiv:1906.04341. Entropies, distances and roles of heads in a language model.
-# - Shazeer (2019), Fast Transformer decoding: one write-head is all you need, arXiv:1911.02150; Ainslie et al. (2023),
-#   GQA: training generalized multi-query Transformer models from multi-head checkpoints, arXiv:2305.13245. Shared keys
-#   and values.
+# - Shazeer (2019), Fast Transformer decoding: one write-head is all you need, arXiv:1911.02150; Ainslie, Lee-Thorp,
+#   de Jong, Zemlyanskiy, Lebrón and Sanghai (2023), GQA: training generalized multi-query Transformer models from
+#   multi-head checkpoints, arXiv:2305.13245. Shared keys and values.
 # - Lin (1991), Divergence measures based on the Shannon entropy, IEEE Transactions on Information Theory 37(1);
 #   Eckart and Young (1936), The approximation of one matrix by another of lower rank, Psychometrika 1(3). The measure
 #   of diversity, and the theorem behind the bound.
