@@ -207,6 +207,7 @@ D = 64
 pe, omega = sinusoidal(256, D)
 wavelength = 2 * np.pi / omega
 np.testing.assert_allclose(wavelength, 2 * np.pi * 10000 ** (2 * np.arange(D // 2) / D), rtol=1e-12)
+np.testing.assert_allclose(wavelength[[0, -1]], 2 * np.pi * np.array([1, 10000 ** (1 - 2 / D)]), rtol=1e-12)
 np.testing.assert_allclose(wavelength[1:] / wavelength[:-1], 10000 ** (2 / D), rtol=1e-12)
 np.testing.assert_allclose(pe, SinusoidalPositionalEncoding(D).table(256), rtol=1e-12, atol=1e-12)
 print(f"wavelengths from {wavelength[0]:.2f} to {wavelength[-1]:.0f} tokens")
@@ -251,7 +252,7 @@ for k in (1, 7, 100):
 #
 # **Holds**, for even $D$: $R_k$ is built above from $k$ alone, and maps every $pe(p)$ to $pe(p + k)$. It is orthogonal
 # and turns each pair by $-\omega_i k$ in the plane of (sine, cosine). Such a matrix is what a linear layer can learn,
-# so a query can be made to look for "the key three steps back" (exercise 7.5).
+# so a query can be made to look for "the key three steps back" (exercise 7.5 makes such a head for RoPE, below).
 #
 # ### Length and dot products
 #
@@ -292,12 +293,13 @@ for width in (4, 16, 64, 512):
     print(f"D={width:3}: radius {np.sqrt(width / 2):5.2f}, smallest distance {np.sqrt(gap.min()):.3f} "
           f"(at p - q = {gap.argmin() + 1}), dimensions spanned {flat}")
     assert gap.min() > 1e-3 and flat > 2
+    assert gap.argmin() + 1 == (1885 if width == 4 else 1)
 
 # %% [markdown]
-# **Holds if "circle" is read as "torus"**, and for the 5000 positions that the texts build: no two coincide, and for
-# $D = 512$ the nearest ones are neighbors. It is not a circle: a circle spans two dimensions. For a narrow encoding the
-# points come close: with $D = 4$ two positions 1885 apart are almost the same. (Dimensions are counted by the singular
-# values above 1e-8; the slowest pairs of a wide encoding hardly bend within 5000 tokens.)
+# **Holds if "circle" is read as "torus"**, and for the 5000 positions that the texts build: no two coincide, and from
+# $D = 16$ on the nearest ones are neighbors. It is not a circle: a circle spans two dimensions. For a narrow encoding
+# the points come close: with $D = 4$ two positions 1885 apart are almost the same. (Dimensions are counted by the
+# singular values above 1e-8; the slowest pairs of a wide encoding hardly bend within 5000 tokens.)
 #
 # The backward pass is nothing: $y = x + \text{constant}$, hence $\mathrm{d}x = \mathrm{d}y$.
 
@@ -348,7 +350,7 @@ np.testing.assert_array_equal(mine.backward(x), library.backward(x))
 
 # %%
 class MyLearned(Module):
-    def __init__(self, D, M, rng):
+    def __init__(self, D, M, rng):  # drawn with standard deviation 0.02, as the library does
         super().__init__()
         self.W = Parameter(rng.normal(0, 0.02, (M, D)).astype(np.float32))
 
@@ -378,7 +380,8 @@ assert gradcheck(mine, x)
 #
 # Shaw, Uszkoreit and Vaswani (2018) leave the tokens alone and let attention know the distance of query $i$ and key
 # $j$. A table $a^K$ holds one vector for each distance from $-k$ to $k$; farther keys count as if at distance $k$
-# (**clipping**). A second table $a^V$ does the same for the values. With the row number
+# (**clipping**). A second table $a^V$ does the same for the values. $k_j$, with an index, is a key, and $k$ alone the
+# largest distance; $P$ now stands for the attention weights. With the row number
 # $r(i, j) = \mathrm{clip}(j - i, -k, k) + k$:
 #
 # $$
@@ -398,8 +401,8 @@ assert gradcheck(mine, x)
 # \end{aligned}
 # $$
 #
-# The softmax is that of [chapter 3](03-softmax.ipynb): $\mathrm{d}S_{ij} = P_{ij} (\mathrm{d}P_{ij} - \sum_m
-# \mathrm{d}P_{im} P_{im})$. Then the scores:
+# The softmax is that of [chapter 3](03-softmax.ipynb): $\mathrm{d}S_{ij} = P_{ij} (\mathrm{d}P_{ij} - \sum_l
+# \mathrm{d}P_{il} P_{il})$. Then the scores:
 #
 # $$
 # \begin{aligned}
@@ -467,8 +470,8 @@ assert report
 report
 
 # %% [markdown]
-# The version above makes a vector for every pair: $B H T^2 d$ numbers. The library needs $B H T (2k + 1)$: the query
-# meets each of the $2k + 1$ rows once, and the product is looked up.
+# The version above makes a vector for every pair: $B H T^2 d$ numbers. The library needs $B H T (2k + 1)$, besides the
+# $B H T^2$ scores: each query meets each of the $2k + 1$ rows once, and the products are looked up.
 #
 # ### Claim: Shaw's relative positions are learnable vectors added to the keys
 #
@@ -500,7 +503,8 @@ np.testing.assert_allclose(scores, q @ k.swapaxes(2, 3) + shaw.scores(q, 7), ato
 # y_1 = x_1 \cos\theta - x_2 \sin\theta, \qquad y_2 = x_1 \sin\theta + x_2 \cos\theta
 # $$
 #
-# a rotation of the plane by $+\theta$. Which features make a pair is a convention: neighbors $(2m, 2m + 1)$
+# a rotation of the plane by $+\theta$. ($\mathrm{i}$, upright, is the imaginary unit; $i$ stays the number of a query.)
+# Which features make a pair is a convention: neighbors $(2m, 2m + 1)$
 # (**interleaved**, as in the paper), or the two **halves** $(m, m + d/2)$. The two differ by an order of the features.
 
 
@@ -604,7 +608,7 @@ report
 # ### A mistake: turning the wrong way
 #
 # A backward pass that reuses the forward function turns by $+\theta$ once more. The gradient keeps the right length,
-# and at position 0 it is even exact, so training seems to work.
+# and at position 0 it is even exact, so neither its norm nor the first token shows the mistake.
 
 
 # %%
@@ -658,18 +662,19 @@ print("with the head size:", RotaryPositionalEncoding(64 // 8)(q).shape)
 # ## One number a distance: T5 and ALiBi
 #
 # **T5** (Raffel et al. 2020) adds a learned number to each score, for each head $h$ and each *bucket* of distances:
-# $S_{hij} \mathrel{+}= W_{b(j - i),\, h}$. For causal attention with $N$ buckets and largest distance $M$, the distance
-# $n = i - j \ge 0$ has the bucket
+# $S_{hij} \mathrel{+}= W_{\beta(i - j),\, h}$. For causal attention with $N$ buckets and largest distance $M$, the
+# distance $n = i - j \ge 0$ has the bucket
 #
 # $$
-# b(n) = n \quad \text{for } n < \tfrac{N}{2}, \qquad
-# b(n) = \min\left(N - 1,\; \tfrac{N}{2} + \left\lfloor \tfrac{N}{2}\,
+# \beta(n) = n \quad \text{for } n < \tfrac{N}{2}, \qquad
+# \beta(n) = \min\left(N - 1,\; \tfrac{N}{2} + \left\lfloor \tfrac{N}{2}\,
 # \frac{\ln(2n / N)}{\ln(2M / N)} \right\rfloor\right) \quad \text{else}
 # $$
 #
 # Near distances have a bucket each. Far ones share buckets of equal width in the logarithm. One entry of $W$ is read by
-# many pairs, so its gradient is the sum over them, as with Shaw's tables:
-# $\mathrm{d}W_{\beta h} = \sum_b \sum_{i,j} \delta_{b(j-i)\,\beta}\, \mathrm{d}S_{bhij}$.
+# many pairs, so its gradient is the sum over them, as with Shaw's tables. With $b$ the sequence and $\rho$ the row:
+# $\mathrm{d}W_{\rho h} = \sum_b \sum_{i,j} \delta_{\beta(i-j)\,\rho}\, \mathrm{d}S_{bhij}$. A key after the query
+# ($i < j$), which the mask hides, is given bucket 0.
 
 
 # %%
@@ -681,7 +686,7 @@ def my_bucket(n, N=32, M=128):  # n = query minus key, for causal attention
 
 n = np.arange(0, 200)
 buckets = np.array([my_bucket(i) for i in n])
-np.testing.assert_array_equal(buckets, relative_bucket(-n, 32, 128, bidirectional=False))
+np.testing.assert_array_equal(buckets, relative_bucket(-n, 32, 128, bidirectional=False))  # the library's n is j - i
 
 t5 = T5RelativeBias(4, bidirectional=False, rng=rng).astype(np.float64)
 bias = t5.scores(rng.standard_normal((2, 4, 20, 8)), 20)  # (H, Tq, Tk)
@@ -702,7 +707,8 @@ plots.plot_lines(
 # %% [markdown]
 # **ALiBi** (Press, Smith and Lewis 2022) learns nothing: $S_{hij} \mathrel{-}= m_h\,|i - j|$, a penalty that grows with
 # the distance. The slopes $m_h$ are a geometric sequence, for $H$ a power of two
-# $m_h = 2^{-8h/H}$ with $h = 1, \dots, H$: some heads see only neighbors, others nearly everything. The penalty is a
+# $m_h = 2^{-8h/H}$ with $h = 1, \dots, H$: at equal scores, the head with slope 1/2 keeps to its neighbors, and that
+# with slope 1/256 looks hundreds of tokens back. The penalty is a
 # constant, so the gradient of the scores passes unchanged.
 
 # %%
@@ -720,9 +726,10 @@ print("slopes:", my_slopes)
 #
 # ### Claim: embeddings are multiplied by the root of the width because they are much smaller than the encoding
 #
-# The texts say: the encoding lies in $[-1, 1]$, embeddings with Xavier initialization are much smaller, hence the
-# factor $\sqrt{D}$. The root mean square (RMS) of the encoding is $\sqrt{1/2} = 0.71$, as
-# $\lVert pe \rVert^2 = D / 2$. Here are the embeddings, for $V = 30000$ and $D = 512$ as in the texts.
+# The texts say: the encoding lies in $[-1, 1]$, embeddings with Xavier initialization (uniform between
+# $\pm\sqrt{6 / (V + D)}$, for a table of $V$ tokens) are much smaller, hence the factor $\sqrt{D}$. The root mean
+# square (RMS) of the encoding is $\sqrt{1/2} = 0.71$, as $\lVert pe \rVert^2 = D / 2$. Here are the embeddings, for
+# $V = 30000$ and $D = 512$ as in the texts.
 
 # %%
 V, D = (3000 if FAST else 30000), 512  # rows; the fast run draws fewer of the same distribution
@@ -745,8 +752,8 @@ np.testing.assert_allclose(list(rms.values()), [np.sqrt(2 / (30000 + D)), D**-0.
 # **Holds if the embeddings are drawn small.** With Xavier they have RMS 0.008, 87 times below the encoding, and even
 # after the factor they are 4 times smaller. With the library's (standard deviation $D^{-1/2}$) the factor makes the two
 # equally loud: 1.0 against 0.71. But the texts' own code draws them with the default of `nn.Embedding`, which is
-# $N(0, 1)$: already as large as the encoding. Multiplied by 22.6 they are 32 times as large, and the order of the words
-# is drowned.
+# $N(0, 1)$: already as large as the encoding. Multiplied by 22.6 they are 32 times as large, and training starts with
+# the order of the words as 3 percent of what each token carries.
 #
 # ## Lengths beyond training
 #
@@ -860,9 +867,10 @@ plots.plot_panels(
 
 # %% [markdown]
 # The bands show the lowest and the highest of the seeds. What is asserted has to hold for **each seed**, with margins
-# several times the spread: schemes that can single out a distance have more than 0.75 right at the trained lengths; no
-# positions and ALiBi less than 0.5; beyond the trained lengths the sinusoidal and the learned encoding lose more than
-# 0.3, RoPE beyond twice the length more than 0.3, and Shaw's less than 0.15.
+# several times the spread: the schemes that can single out a distance have more than 0.75 right at the trained lengths;
+# no positions and ALiBi less than 0.5; beyond the trained lengths the sinusoidal and the learned encoding lose more
+# than 0.3, RoPE beyond twice the length more than 0.3, and Shaw's less than 0.15; the learned table is within 0.05 of
+# guessing there; and T5 up to 16 loses less than T5 up to 128, by 0.1 at least, and still more than 0.02.
 
 # %%
 for name in ("sinusoidal", "learned", "RoPE", "Shaw, clip 16", "T5, up to 128", "T5, up to 16"):
@@ -873,6 +881,9 @@ loss_beyond = {name: (c[:, inside].mean(1) - c[:, ~inside].mean(1)) for name, c 
 assert loss_beyond["sinusoidal"].min() > 0.3 and loss_beyond["learned"].min() > 0.3
 assert (curves["RoPE"][:, inside].mean(1) - curves["RoPE"][:, far].mean(1)).min() > 0.3
 assert loss_beyond["Shaw, clip 16"].max() < 0.15
+assert np.abs(curves["learned"][:, ~inside].mean(1) - 1 / V).max() < 0.05
+assert loss_beyond["T5, up to 16"].min() > 0.02
+assert loss_beyond["T5, up to 16"].max() < loss_beyond["T5, up to 128"].min() - 0.1
 
 # %% [markdown]
 # The likely reason (read off the formulas; only the pair of T5 tables tests it): a scheme fails where the test meets
@@ -884,8 +895,8 @@ assert loss_beyond["Shaw, clip 16"].max() < 0.15
 #   steps back; what is new are the *far* keys, and each may get a score as high as the right one.
 # - **Shaw, clip 16:** all distances from 16 on share a row that training has seen. Nothing is new.
 # - **T5 up to 128** has buckets for the distances from 24 on that training never read; **T5 up to 16** has none, and
-#   the same formula with another number does much better (exercise 7.3). It still falls, because a learned number can
-#   only make each far key unlikely, and there are more and more of them in one softmax.
+#   the same formula with other numbers ($N = M = 16$) does much better (exercise 7.3). It still falls, because a
+#   learned number can only make each far key unlikely, and there are more and more of them in one softmax.
 # - **No positions and ALiBi:** a single layer sees the past as a set or weighted by a falling curve, and "exactly 3
 #   back" is not a peak of such a curve. This task is unfair to ALiBi.
 #
@@ -968,8 +979,8 @@ assert curves["sinusoidal"][:, ~inside].mean(1).min() > curves["learned"][:, ~in
 #
 # ### Exercise 7.1: how far apart
 #
-# Write `offset(a, b)`: given `a = pe(p)` and `b = pe(p + k)` with $D = 64$ and $0 \le k < 1000$, return the integer
-# $k$, without knowing $p$. Check: right for 50 random $p, k$ below 1000.
+# Write `offset(a, b)`: given two rows `a` $= pe(p)$ and `b` $= pe(p + k)$ of `sinusoidal(2000, 64)[0]`, with
+# $0 \le k < 1000$, return the integer $k$, without knowing $p$. Check: right for 50 random $p, k$ below 1000.
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true} cellView="form"
 # @title Solution of exercise 7.1
@@ -1000,8 +1011,9 @@ for p, k in np.random.default_rng(0).integers(1000, size=(50, 2)):
 #
 # ### Exercise 7.3: buckets that training never reads
 #
-# Write `unread(T, N, M)`: how many of the $N$ rows of a causal T5 table with largest distance $M$ are read by no pair
-# of a sequence of $T$ tokens. Check: `unread(24, 32, 128) == 13`, `unread(24, 16, 16) == 0`.
+# Write `unread(T, N, M)`, with the help of `my_bucket`: how many of the $N$ rows of a causal T5 table with largest
+# distance $M$ are read by no pair (query $i$, key $j \le i$) of a sequence of $T$ tokens. Check:
+# `unread(24, 32, 128) == 13`, `unread(24, 16, 16) == 0`.
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true} cellView="form"
 # @title Solution of exercise 7.3
@@ -1017,7 +1029,8 @@ assert unread(24, 16, 16) == 0
 #
 # A query projection `W` (D, H * d) was trained with the interleaved layout. Write `to_halves(W, H)`, which returns the
 # matrix with its columns in another order, such that with `interleaved=False` all scores are the same. Check: scores
-# equal to 1e-12 with $D = 12$, $H = 2$, $d = 6$, queries and keys both converted.
+# equal to 1e-12 with $D = 12$, $H = 2$, $d = 6$ and random tokens, queries and keys both converted and rotated by
+# `RotaryPositionalEncoding(6, interleaved=...)`.
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true} cellView="form"
 # @title Solution of exercise 7.4
@@ -1040,11 +1053,11 @@ assert np.abs(rope_scores(x, W_q, W_k, False) - want).max() > 0.1  # unconverted
 # %% [markdown]
 # ### Exercise 7.5: a head that looks k steps back, made by hand
 #
-# Let all tokens have the same query $q$ (length 64, all ones) before RoPE. Write `key_for(q, k)`, one vector $u$ used
-# as the key of every token before RoPE, such that for each query $i \ge k$ the largest score is that of the key
-# $j = i - k$. Check: true for $k = 3$ and $k = 10$, at all positions up to 2000. (Hint: the score is
-# $\mathrm{Re} \sum_m \bar q_m u_m e^{\mathrm{i}(j - i)\omega_m}$; when are all its terms as large as they can be?) What
-# does this say about the experiment above?
+# Let all tokens have the same query $q$ (64 features, all ones) before RoPE. Write `key_for(q, k)`, which returns one
+# vector $u$ (64,), used as the key of every token before RoPE, such that with `MyRoPE(64)` for each query $i \ge k$ the
+# largest score, over all keys and without a mask, is that of the key $j = i - k$. Check: true for $k = 3$ and $k = 10$,
+# at all positions up to 2000. (Hint: the score is $\mathrm{Re} \sum_m \bar q_m u_m e^{\mathrm{i}(j - i)\omega_m}$; when
+# are all its terms as large as they can be?) What does this say about the experiment above?
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true} cellView="form"
 # @title Solution of exercise 7.5
