@@ -17,8 +17,10 @@
 #
 # Attention is the one operation of a Transformer in which tokens exchange information. It is a lookup in a dictionary
 # whose keys need not match exactly: every value is returned, weighted by how well its key answers the query. This
-# chapter derives the forward and the backward pass for one head without a mask, measures why the scores are divided by
-# $\sqrt{d}$, compares attention with kernel regression, and counts what it costs.
+# chapter derives the forward and the backward pass of the simplest case, in which every query may use every key (masks
+# come in chapter 5, several heads in chapter 6). It measures why the dot products of queries and keys are divided by
+# $\sqrt{d}$, with $d$ the number of components of a key, compares attention with kernel regression, and counts the
+# cost.
 #
 # **At the end you will understand**
 #
@@ -56,8 +58,8 @@ FAST = os.environ.get("NUMTRANS_FAST") == "1"  # small sizes, for a quick look a
 # ## A soft dictionary
 #
 # A dictionary holds pairs of a key $k_j$ and a value $v_j$, $j = 1, \dots, T_k$. A lookup with a query $q$ returns the
-# value whose key equals the query. Written as a sum, with $[\,\cdot\,]$ equal to 1 if the statement inside is true and
-# 0 otherwise,
+# value $o$ whose key equals the query. Written as a sum, with $[\,\cdot\,]$ equal to 1 if the statement inside is true
+# and 0 otherwise,
 #
 # $$
 # o = \sum_{j} [q = k_j]\, v_j .
@@ -65,8 +67,8 @@ FAST = os.environ.get("NUMTRANS_FAST") == "1"  # small sizes, for a quick look a
 #
 # Two things are wrong with it for learning. It fails if no key matches, and it is a step function of $q$ and $k_j$, so
 # its gradient is zero almost everywhere. Attention replaces the bracket by a weight that is positive for every key and
-# smooth. Queries and keys are vectors of $d$ numbers, and their similarity is the **dot product** $q \cdot k = \sum_c
-# q_c k_c$. The scores of one query against all keys go through the softmax of
+# smooth. Queries and keys are vectors of $d$ numbers, and their similarity is the **dot product** $q \cdot k = \sum_a
+# q_a k_a$. The scores of one query against all keys go through the softmax of
 # [chapter 3](03-softmax.ipynb), so that the weights are positive and sum to one.
 #
 # Let there be $T_q$ queries, the rows of $Q$ $(T_q, d)$; $T_k$ keys, the rows of $K$ $(T_k, d)$; and as many values of
@@ -118,6 +120,8 @@ for scale in (1, 10, 1000):
     weights = softmax(scale * unit @ unit[2])  # the query is key 2
     print(f"scale {scale:4d}: weights {np.round(weights, 4)}")
 np.testing.assert_allclose(weights @ V, V[2], rtol=1e-12)
+two_keys = np.array([[1.0, 0.0], [2.0, 1.0]])  # of unequal length
+assert (two_keys @ two_keys[0]).argmax() == 1  # the query is key 0, and key 1 has the larger dot product
 
 # %% [markdown]
 # ### The output stays among the values
@@ -161,7 +165,8 @@ assert np.linalg.norm(O, axis=1).max() <= np.linalg.norm(V, axis=1).max()
 # $$
 #
 # The measurement: many pairs for each $d$, five seeds. A sample variance of $N$ such numbers has a relative standard
-# error of about $\sqrt{2/N}$, a little more for small $d$, where the products have heavy tails.
+# error of about $\sqrt{2/N}$ if the numbers are nearly normal, which they are for large $d$. For small $d$ the tails
+# are heavier: at $d = 1$ the fourth moment is $3 \cdot 3 = 9$, and the error $\sqrt{(9 - 1)/N}$ is twice as large.
 
 # %%
 SIZES = [1, 4, 16, 64, 256, 1024]
@@ -192,7 +197,7 @@ assert np.abs(scaled - 1).max() < 0.4  # over 4 standard errors at d = 1, the wi
 #
 # The derivation needs independent components. Let $\Sigma_q = \mathbb{E}[q q^\top]$ and $\Sigma_k$ be the covariance
 # matrices of a query and a key with mean zero that are independent of each other, but whose own components may be
-# correlated. Then
+# correlated. With $\mathrm{tr}$ for the trace, the sum of the diagonal of a matrix,
 #
 # $$
 # \mathrm{Var}[q \cdot k] = \mathbb{E}\Big[ \sum_{a} \sum_{b} q_a k_a q_b k_b \Big]
@@ -200,10 +205,10 @@ assert np.abs(scaled - 1).max() < 0.4  # over 4 standard errors at d = 1, the wi
 # $$
 #
 # If every two components have correlation $\rho$ (in the query and in the key), both matrices have 1 on the diagonal
-# and $\rho$ elsewhere, and the trace is $d + d (d - 1) \rho^2$. This grows like $d^2$: the scores then have standard
-# deviation $\rho d$, and $1/\sqrt d$ is too weak a scale. A third case is a key that equals the query: the mean of $q
-# \cdot q$ is $d$ in place of 0. Training does produce correlated queries and keys, so the scale is right at the start
-# and promises nothing later.
+# and $\rho$ elsewhere, and the trace is $d + d (d - 1) \rho^2$. This grows like $d^2$: for large $d$ the dot product
+# has standard deviation about $\rho d$, and $1/\sqrt d$ is too weak a scale. A third case is a key that equals the
+# query: the mean of $q \cdot q$ is $d$ in place of 0. Nothing in training keeps the components independent, so the
+# scale is right at the start and promises nothing later.
 
 # %%
 RHO = 0.5
@@ -255,11 +260,14 @@ plots.plot_lines(
 # \end{aligned}
 # $$
 #
-# **Weights.** The same product, with respect to $P_{im}$:
+# **Weights.** The same product, with respect to $P_{im}$, which occurs in row $i$ of $O$ only:
 #
 # $$
-# \mathrm{d}P_{im} = \sum_{b} \mathrm{d}O_{ib}\, \frac{\partial O_{ib}}{\partial P_{im}}
-# = \sum_{b} \mathrm{d}O_{ib}\, V_{mb}
+# \begin{aligned}
+# \frac{\partial O_{ib}}{\partial P_{im}} &= \sum_{j} \delta_{jm}\, V_{jb} = V_{mb} \\
+# \mathrm{d}P_{im} &= \sum_{b} \mathrm{d}O_{ib}\, \frac{\partial O_{ib}}{\partial P_{im}}
+#   = \sum_{b} \mathrm{d}O_{ib}\, V_{mb}
+# \end{aligned}
 # $$
 #
 # **Scores.** Each row of $P$ is a softmax, whose Jacobian is derived in [chapter 3](03-softmax.ipynb):
@@ -313,11 +321,15 @@ for m in range(Tk):
     for b in range(dv):
         np.testing.assert_allclose(dV[m, b], sum(P[i, m] * dO[i, b] for i in range(Tq)), rtol=1e-12)
     for i in range(Tq):
+        np.testing.assert_allclose(dP[i, m], sum(dO[i, b] * V[m, b] for b in range(dv)), rtol=1e-11, atol=1e-15)
         r = sum(sum(dO[i, b] * V[j, b] for b in range(dv)) * P[i, j] for j in range(Tk))
         ds = P[i, m] * (sum(dO[i, b] * V[m, b] for b in range(dv)) - r)
         np.testing.assert_allclose(dS[i, m], ds, rtol=1e-11, atol=1e-15)
-np.testing.assert_allclose(dQ[1, 2], c * sum(dS[1, j] * K[j, 2] for j in range(Tk)), rtol=1e-12)
-np.testing.assert_allclose(dK[1, 2], c * sum(dS[i, 1] * Q[i, 2] for i in range(Tq)), rtol=1e-12)
+for b in range(d):
+    for i in range(Tq):
+        np.testing.assert_allclose(dQ[i, b], c * sum(dS[i, j] * K[j, b] for j in range(Tk)), rtol=1e-11, atol=1e-15)
+    for j in range(Tk):
+        np.testing.assert_allclose(dK[j, b], c * sum(dS[i, j] * Q[i, b] for i in range(Tq)), rtol=1e-11, atol=1e-15)
 
 
 # %%
@@ -389,8 +401,9 @@ report
 # %% [markdown]
 # ### A planted mistake
 #
-# A common slip: the scale is applied in forward and forgotten in backward. All shapes fit, and the direction of the
-# gradient is right, so a model still learns, with wrong step sizes. The checker names the factor.
+# A common slip: the scale is applied in forward and forgotten in backward. All shapes fit. The gradients of $Q$ and $K$
+# have the right direction and are too long by $\sqrt d$, so a model can still learn, with wrong step sizes. The checker
+# names the factor.
 
 
 # %%
@@ -410,10 +423,10 @@ report
 # %% [markdown]
 # ## What large scores do to the gradient
 #
-# The Jacobian of the softmax, $P_{ij} (\delta_{jm} - P_{im})$, is a product of weights. If one weight of the row is
-# nearly 1, all others are nearly 0, and every entry is nearly 0: the softmax is **saturated**. Scores with standard
-# deviation $\sqrt d$ saturate it. How strongly? For random queries and keys, 32 of each, two sizes are measured for
-# every query:
+# An entry of the Jacobian of the softmax, $P_{ij} (\delta_{jm} - P_{im})$, is $-P_{ij} P_{im}$ off the diagonal and
+# $P_{im} (1 - P_{im})$ on it. If one weight of the row is nearly 1, all others are nearly 0, and every entry is nearly
+# 0: the softmax is **saturated**. Scores with standard deviation $\sqrt d$ saturate it. How strongly? For random
+# queries and keys, 32 of each, two sizes are measured for every query:
 #
 # - the Frobenius norm of the Jacobian of its row, $\sqrt{\sum_{j} \sum_{m} (\partial P_{ij} / \partial S_{im})^2}$;
 # - the length of its row of $\mathrm{d}Q = c\, \mathrm{d}S\, K$, for random $\mathrm{d}P$ with variance 1. This is what
@@ -466,8 +479,8 @@ plots.plot_panels(
 )
 
 # %% [markdown]
-# With the scale, all four curves are flat in $d$. Without it, the two summaries part. The median falls to nothing. The
-# root mean square of the Jacobian falls slowly, and that of $\mathrm{d}Q$ even **rises**.
+# With the scale, all four curves are flat from $d = 64$ on. Without it, the two summaries part. For large $d$ the
+# median falls steeply. The root mean square of the Jacobian falls slowly, and that of $\mathrm{d}Q$ even **rises**.
 #
 # The reason: a row of the softmax is not saturated when its two largest scores are about equal, closer than 1. The
 # scores have standard deviation $\sqrt d$, so their gaps are of the order of $\sqrt d$, and such a near tie has a
@@ -503,7 +516,7 @@ assert (sizes_of["scale 1", "dQ", "rms"][:, -1] > 5 * sizes_of["scaled", "dQ", "
 #
 # Nadaraya (1964) and Watson (1964) put a kernel estimate in its place: a small bump on every pair, $\hat p(x, y) =
 # \frac{1}{n} \sum_i G_h(x - x_i)\, G_h(y - y_i)$, where $G_h$ is the normal density with standard deviation $h$, the
-# **bandwidth**. (In these two equations $\mathrm{d}y$ is that of the integral.) Since $\int G_h(y - y_i)\, \mathrm{d}y
+# **bandwidth**. (In this derivation $\mathrm{d}y$ is that of the integral.) Since $\int G_h(y - y_i)\, \mathrm{d}y
 # = 1$ and $\int y\, G_h(y - y_i)\, \mathrm{d}y = y_i$,
 #
 # $$
@@ -636,8 +649,8 @@ plots.plot_lines(
 # $$
 #
 # and $\kappa(x, x') = \kappa(x', x)$ for all $x, x'$ only if $W_q W_k^\top$ is a symmetric matrix. A distance is
-# symmetric, so a learned attention is in general no function of a distance. That is an advantage for language: a verb
-# may need its subject more than the subject needs the verb. The matrix of weights $P$ is not symmetric even for a
+# symmetric, so a learned attention is in general no function of a distance. That can be of use for language: a verb may
+# need its subject more than the subject needs the verb. The matrix of weights $P$ is not symmetric even for a
 # symmetric kernel, since each row is divided by its own sum.
 
 # %%
@@ -697,20 +710,20 @@ for n, d in ((4, 4), (8, 4), (16, 4)):
     assert counted == 2 * n**2 * d + 4 * n * d**2
 
 # %% [markdown]
-# Memory: the scores are one array of $n^2$ numbers for each head; the softmax and the dropout of training may add
-# copies. The library writes the softmax into the scores, so beside $S$ it makes the scaled queries and the output, $n
-# d$ numbers each: $n^2 + 2 n d$ in all. `tracemalloc` counts what NumPy allocates. The time is the median of several
-# runs of the library's forward on one thread (with more, the scheduling would be measured as well). It includes the
-# softmax, and it depends on the machine and on what else the machine does, so the asserted interval for its slope is
-# wide.
+# Memory: the scores are one array of $n^2$ numbers for each head; the softmax may add copies, and so may dropout, which
+# sets some weights to zero in training ([chapter 5](05-masks.ipynb)). The library writes the softmax into the scores,
+# so beside $S$ it makes the scaled queries and the output, $n d$ numbers each: $n^2 + 2 n d$ in all. `tracemalloc`
+# counts what NumPy allocates. The time is the shortest of several runs of the library's forward on one thread (with
+# more, the scheduling would be measured as well): what else the machine does can only add to it. It includes the
+# softmax, and it depends on the machine, so the asserted interval for its slope is wide.
 
 # %%
 LENGTHS = [128, 256, 512, 1024] + ([] if FAST else [2048])
 d = 64
 
 
-def cost(n, d, repeats=9):
-    """Median seconds, seconds of the two products alone, and peak bytes of one forward, in float32."""
+def cost(n, d, repeats=15):
+    """Least seconds, seconds of the two products alone, and peak bytes of one forward, in float32."""
     rng = np.random.default_rng(n)
     Q, K, V = rng.standard_normal((3, 1, 1, n, d)).astype(np.float32)
     attention, whole, products = ScaledDotProductAttention(), [], []
@@ -727,7 +740,7 @@ def cost(n, d, repeats=9):
         attention(Q, K, V)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    return np.median(whole), np.median(products), peak
+    return min(whole), min(products), peak
 
 
 with threadpool_limits(1, "blas"):
@@ -764,7 +777,7 @@ plots.plot_panels(
 #
 # ### The dot product of random vectors has variance d, and dividing by the root makes it one
 #
-# Proven above, and measured: mean and variance over all pairs and seeds at the largest size.
+# Proven above, and measured once more with new pairs at the largest size, the mean as well.
 
 # %%
 rng = np.random.default_rng(7)
@@ -800,12 +813,13 @@ assert (sizes_of["scale 1", "Jacobian", "median"][:, at] < 0.01 * sizes_of["scal
 #
 # ### Without the scale training stalls
 #
-# Small gradients need not stop training, above all with Adam, which divides by their size. So a model is trained. It
-# must learn to look up. There are 32 symbols; a symbol has one random vector of 64 numbers when it is a query and
+# Small gradients need not stop training, above all with Adam (Kingma and Ba 2015), an optimizer that divides each
+# component of the gradient by a running estimate of its size. So a model is trained.
+# It must learn to look up. There are 32 symbols; a symbol has one random vector of 64 numbers when it is a query and
 # another when it is a key. A dictionary holds 16 of the symbols, each with a random label out of 8. The query is one of
 # the 16, and the answer is its label. $W_q$ and $W_k$ start with independent entries of variance $1/64$, so that
 # queries and keys have components of variance 1. Guessing costs $\ln 8 = 2.08$ nats. Three variants, each with several
-# learning rates, of which the best counts:
+# learning rates, of which the best counts (the quick version tries one):
 #
 # - the scale $1/\sqrt{64}$;
 # - scale 1;
@@ -998,9 +1012,12 @@ print(f"rows sum to 1 within {np.abs(weights.sum(axis=-1) - 1).max():.1e}")
 # \end{aligned}
 # $$
 #
-# The block is $P_{ij}$ times a matrix that does not depend on the distance. The weight is about $1/n$ if the scores do
-# not single out a key. A recurrent network $h_t = \tanh(h_{t-1} W + x_t U)$ reaches the last token through a product of
-# $n - 1$ Jacobians, which shrinks or grows exponentially.
+# The second line uses $\partial S_{ij} / \partial x_{ja} = (W_k q_i)_a / \sqrt d$, and that the sum over $m$ is
+# $P_{ij} v_{jb} - P_{ij} o_{ib}$. The block is $P_{ij}$ times a matrix that does not depend on the distance. The weight
+# is about $1/n$ if the scores do not single out a key. A recurrent network $h_t = \tanh(h_{t-1} W + x_t U)$ reaches
+# the last token through a product of $n - 1$ Jacobians, which in general shrinks or grows exponentially. Here the
+# entries of $W$ are random with standard deviation $g / \sqrt{32}$ for a state of 32 numbers; $g$ is called the
+# **gain**.
 
 # %%
 WIDTH_X = 32
@@ -1089,9 +1106,10 @@ print(f"gradcheck passes; the output differs from the library's by up to {differ
 assert difference > 0.05
 
 # %% [markdown]
-# **Holds**, with a warning: a gradient check does not see it. It shows that backward belongs to forward, never that
-# forward is the intended function. Only a comparison of values does, with another implementation or with a hand
-# calculation. (Forgotten in backward alone, it is seen: the planted mistake above.)
+# **Holds**, as far as it is a mistake; how common it is was not measured. And a gradient check does not see it. It
+# shows that backward belongs to forward, never that forward is the intended function. Only a comparison of values does,
+# with another implementation or with a hand calculation. (Forgotten in backward alone, it is seen: the planted mistake
+# above.)
 #
 # ## Exercises
 #
@@ -1114,7 +1132,8 @@ assert difference > 0.05
 #
 # On paper, show that adding the same vector $t$ to all keys does not change the output. Conclude that the rows of
 # $\mathrm{d}K$ sum to zero. Then write `key_gradient_sum(Q, K, V, dO)`, which returns $\sum_j \mathrm{d}K_j$, an array
-# of $d$ numbers, with the class `Attention`. It must be zero within $10^{-12}$.
+# of $d$ numbers, with the class `Attention`. For random arrays (say 3 queries, 4 keys, $d = 5$, $d_v = 2$) each of
+# these numbers must be zero within $10^{-12}$.
 #
 # <details><summary>Solution of exercise 4.2</summary>
 #
@@ -1200,6 +1219,7 @@ for size in (1, 100):
 #   arXiv:1409.0473: attention with a small network as the score, inside a recurrent translator.
 # - Vaswani et al. (2017), Attention is all you need, arXiv:1706.03762: the dot product, its scale (section 3.2.1) and
 #   the comparison of path lengths and costs (table 1).
+# - Kingma and Ba (2015), Adam: a method for stochastic optimization, arXiv:1412.6980: the optimizer of the lookup task.
 # - Tsai et al. (2019), Transformer dissection: a unified understanding of Transformer's attention via the lens of
 #   kernel, arXiv:1908.11775: attention as kernel smoothing, and kernels that are not symmetric.
 # - Rabe and Staats (2021), Self-attention does not need O(n^2) memory, arXiv:2112.05682: the sum of exercise 4.4.
