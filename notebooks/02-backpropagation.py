@@ -17,7 +17,7 @@
 #
 # Training changes the numbers inside a program so that its output gets better, and for this it needs the derivative of
 # that output with respect to each of the numbers. This chapter derives how to compute all of them in one backward pass,
-# writes that pass by hand for a linear layer and a small network, and then proves it right with numeric differences.
+# writes that pass by hand for a linear layer and a small network, and then checks it against numeric differences.
 # Every later chapter does the same for one more component.
 #
 # **At the end you will understand**
@@ -359,8 +359,8 @@ np.testing.assert_allclose(dy.sum(axis=0), db_loop, rtol=1e-12, atol=1e-14)
 # ### Batches of sequences
 #
 # In a Transformer $x$ has the shape $(B, T, D)$: batch, tokens, width. The layer acts on the last axis and treats each
-# of the $B\,T$ tokens alike. In the derivation $n$ then stands for the pair $(b, t)$, and nothing else changes: the
-# sums over $n$ run over both axes. To have one matrix product, give $x$ the shape $(B\,T, D)$ first.
+# of the $B\,T$ tokens alike. In the derivation $n$ then stands for the pair (sequence, place in it), and nothing else
+# changes: the sums over $n$ run over both axes. To have one matrix product, give $x$ the shape $(B\,T, D)$ first.
 
 # %%
 B, T = 2, 5
@@ -375,12 +375,12 @@ for tensor, gradient in ((x, dx), (W, dW), (b, db)):
 # ## Broadcasting forward is summing backward
 #
 # NumPy added the bias of shape $(O,)$ to an array of shape $(B, T, O)$: it used each $b_o$ for all $B\,T$ tokens.
-# Broadcasting is a fork without a drawing. Let $\hat b$ be the array that broadcasting makes: $\hat b_{bto} = b_o$ for
-# all $b, t$. Then $\partial \hat b_{bto} / \partial b_p = \delta_{op}$ and
+# Broadcasting is a fork without a drawing. Let $\hat b$ be the array that broadcasting makes: $\hat b_{no} = b_o$ for
+# each of the $B\,T$ tokens $n$. Then $\partial \hat b_{no} / \partial b_p = \delta_{op}$ and
 #
 # $$
-# \mathrm{d}b_p = \sum_{b} \sum_{t} \sum_{o} \mathrm{d}\hat b_{bto}\, \delta_{op}
-# = \sum_{b} \sum_{t} \mathrm{d}\hat b_{btp} .
+# \mathrm{d}b_p = \sum_{n} \sum_{o} \mathrm{d}\hat b_{no}\, \delta_{op}
+# = \sum_{n} \mathrm{d}\hat b_{np} .
 # $$
 #
 # The general rule: sum the gradient over each axis that broadcasting added or stretched. Axes are added in front; axes
@@ -425,7 +425,7 @@ class MyLinear(Module):
 
     def __init__(self, d_in, d_out, rng):
         super().__init__()
-        self.W = Parameter(rng.standard_normal((d_in, d_out)) / np.sqrt(d_in))
+        self.W = Parameter(rng.standard_normal((d_in, d_out)) / np.sqrt(d_in))  # y is then about as large as x
         self.b = Parameter(np.zeros(d_out))
 
     def forward(self, x):
@@ -447,7 +447,7 @@ class MyLinear(Module):
 # %%
 mine, library = MyLinear(6, 4, rng), Linear(6, 4).astype(np.float64)
 mine.b.data = rng.standard_normal(4)
-library.load_state_dict(mine.state_dict())
+library.load_state_dict(mine.state_dict())  # a dict from each parameter's name to its array: copy all of them
 x, dy = rng.standard_normal((2, 5, 6)), rng.standard_normal((2, 5, 4))
 np.testing.assert_allclose(mine(x), library(x), rtol=1e-12, atol=1e-14)
 np.testing.assert_allclose(mine.backward(dy), library.backward(dy), rtol=1e-12, atol=1e-14)
@@ -456,7 +456,7 @@ np.testing.assert_allclose(mine.b.grad, library.b.grad, rtol=1e-12, atol=1e-14)
 
 # %% [markdown]
 # And it passes the library's gradient checker, which compares every number of the backward pass with a numeric one and
-# tests the bookkeeping besides. What the columns mean is explained further below.
+# tests the bookkeeping besides. What the column `error` means is explained further below.
 
 # %%
 report = gradcheck(MyLinear(6, 4, rng), rng.standard_normal((2, 3, 6)))
@@ -505,7 +505,7 @@ class KeepsOnlyTheLast(MyLinear):
         return x @ self.W.data + self.b.data
 
     def backward(self, dy):
-        self.save(self.x)
+        self.save(self.x)  # for the backward of MyLinear, which takes it with saved()
         return super().backward(dy)
 
 
@@ -595,10 +595,10 @@ def train_curve(seed, steps=4000, learning_rate=0.05):
 
 
 # %% [markdown]
-# Six seeds, each with its own points, noise and first weights. The loss must come down to less than twice the variance
-# of the noise on the training points, from at least 20 times that variance. On the curve without noise, which training
-# never saw, the error must be below the variance of the noise: the network has averaged the noise out. In all six both
-# numbers are below their bounds by a factor of more than two.
+# Six seeds (three in the fast mode), each with its own points, noise and first weights. The loss must come down to less
+# than twice the variance of the noise on the training points, from at least 20 times that variance. On the curve
+# without noise, which training never saw, the error must be below the variance of the noise: the network has averaged
+# the noise out. In all six both numbers at the end are below their bounds by a factor of more than two.
 
 # %%
 runs = [train_curve(seed) for seed in range(3 if FAST else 6)]
@@ -641,9 +641,10 @@ plots.plot_panels(
 # whole gradient takes one pass for each input.
 #
 # Take a chain of layers of widths $n_0, n_1, \dots, n_k$ with $n_k = 1$, the loss. Its gradient is the product of the
-# Jacobians $J_k J_{k-1} \cdots J_1$, where $J_l$ has the shape $(n_l, n_{l-1})$. The product is the same in any order;
-# its cost is not. From the left (reverse mode) it is always a row vector times a matrix. From the right (forward mode,
-# all $n_0$ directions at once) it is a matrix with $n_0$ columns on the right. The numbers of multiplications are
+# Jacobians $J_k J_{k-1} \cdots J_1$, where $J_l$ has the shape $(n_l, n_{l-1})$. The product is the same wherever one
+# begins; its cost is not. From the left (reverse mode) it is always a row vector times a matrix. From the right
+# (forward mode, all $n_0$ directions at once) it is a matrix with $n_0$ columns on the right. The numbers of
+# multiplications are
 #
 # $$
 # \text{reverse: } \sum_{l=1}^{k-1} n_l\, n_{l-1}, \qquad \text{forward: } n_0 \sum_{l=2}^{k} n_l\, n_{l-1} .
@@ -661,18 +662,18 @@ def product(matrices):
 
 
 n = [300, 200, 200, 1]  # n_0 inputs, two layers, the loss
-jacobians = [rng.standard_normal((n[k], n[k - 1])) / np.sqrt(n[k - 1]) for k in range(3, 0, -1)]  # J_3, J_2, J_1
+jacobians = [rng.standard_normal((n[l], n[l - 1])) / np.sqrt(n[l - 1]) for l in (3, 2, 1)]  # J_3, J_2, J_1
 reverse, reverse_count = product(jacobians)
 forward, forward_count = product([J.T for J in reversed(jacobians)])  # (J_3 J_2 J_1)^T, begun at J_1
 np.testing.assert_allclose(reverse, forward.T, rtol=1e-10, atol=1e-12)
-assert reverse_count == sum(n[k] * n[k - 1] for k in (1, 2))
-assert forward_count == n[0] * sum(n[k] * n[k - 1] for k in (2, 3))
+assert reverse_count == sum(n[l] * n[l - 1] for l in (1, 2))
+assert forward_count == n[0] * sum(n[l] * n[l - 1] for l in (2, 3))
 print(f"multiplications: reverse {reverse_count:,}, forward {forward_count:,}")
 
 # %% [markdown]
-# The same with the network above. Forward mode carries a change of the parameters along, one pass for each of the $P$
-# parameters. Reverse mode gives all of them in one pass. The price of reverse mode is memory: it starts at the end, so
-# that all values of the forward pass must be kept until then.
+# The same with the network that was trained. Forward mode carries a change of the parameters along, one pass for each
+# of the $P$ parameters. Reverse mode gives all of them in one pass. The price of reverse mode is memory: it starts at
+# the end, so that all values of the forward pass must be kept until then.
 
 
 # %%
@@ -699,11 +700,13 @@ for k, unit in enumerate(np.eye(ends[-1])):  # one pass for each parameter
     forward[k] = slope(network, x, t, direction)
 np.testing.assert_allclose(forward, reverse, rtol=1e-10, atol=1e-13)
 print(f"{ends[-1]} passes of forward mode, 1 pass of reverse mode, the same gradient")
+along_itself = slope(network, x, t, [p.grad for p in network.parameters()])
+np.testing.assert_allclose(along_itself, np.sum(reverse**2), rtol=1e-12)  # what a step of gradient descent gains
 
 # %% [markdown]
 # ## The checker: differences and their errors
 #
-# All proofs above rested on `numeric_gradient`. How far can it be trusted? Let $L$ be a function of one number $x$, and
+# All checks above rested on `numeric_gradient`. How far can it be trusted? Let $L$ be a function of one number $x$, and
 # $h > 0$ a step. By Taylor's theorem
 #
 # $$
@@ -711,7 +714,7 @@ print(f"{ends[-1]} passes of forward mode, 1 pass of reverse mode, the same grad
 # $$
 #
 # Solve for $L'$ in two ways: the **forward difference** uses $L(x + h)$ and $L(x)$, the **central difference** uses
-# $L(x + h)$ and $L(x - h)$, where the terms with $h^2$ cancel:
+# $L(x + h)$ and $L(x - h)$, where all terms with an even power of $h$ cancel:
 #
 # $$
 # \frac{L(x + h) - L(x)}{h} = L' + \frac{h}{2} L'' + O(h^2), \qquad
@@ -828,8 +831,8 @@ assert complex_error <= 8 * EPS  # a few roundings of the arithmetic itself
 # ### The V of step sizes, by hand
 #
 # Measure all three at 400 random points and take the median, since the error at one point may be small by accident. On
-# logarithmic axes a power $h^k$ is a straight line of slope $k$. Predicted slopes: 1 and 2 where curvature rules, $-1$
-# where rounding rules.
+# logarithmic axes a power $h^k$ is a straight line of slope $k$. Predicted slopes: where the neglected terms of
+# Taylor's formula rule, 1 for the forward difference and 2 for the other two; where rounding rules, $-1$.
 
 # %%
 steps = np.logspace(-1, -13, 49)
@@ -866,7 +869,7 @@ for name, low, high, expected in (
 # %% [markdown]
 # The place of the minimum must agree with the formulas. The bounds take the worst case of every rounding, so the true
 # minimum lies near the predicted one and not at it: the assertion allows a factor of 10 either way, while the two
-# predictions are a factor of several hundred apart.
+# predictions are a factor of about 300 apart.
 
 # %%
 best = {name: steps[errors[name].argmin()] for name in ("forward", "central")}
@@ -883,8 +886,10 @@ assert errors["complex"][steps < 1e-9].max() <= 2 * EPS
 # ### The same V for a network
 #
 # `step_size_study` of `numtrans.gradcheck` does this for any module: it moves all inputs and parameters along one
-# random direction and compares the numeric slope with the one that backward gives. The network above has no formula for
-# its third derivative, but the powers are the same. The median is over ten random directions and losses.
+# random direction and compares the numeric slope with the one that backward gives. Nobody wrote down the third
+# derivative of the network, but the powers are the same. The median is over ten networks, each with its own direction
+# and loss. Ten are few, so the bounds are wider: 0.4 for a slope, a factor of 30 for the place of the minimum, against
+# $\epsilon^{1/2}$ and $\epsilon^{1/3}$.
 
 # %%
 studies = [step_size_study(Network(3, 8, 2, rng), rng.standard_normal((4, 3)), seed=seed) for seed in range(10)]
@@ -913,7 +918,7 @@ drawn = {name: (steps, np.maximum(error, 1e-17)) for name, error in errors.items
 drawn_network = {name: (h, error) for name, error in network_errors.items()}
 plots.plot_panels(
     {
-        "exp(sin x), median of 400 points": dict(lines=drawn, ylabel="error of the slope", **axes),
+        "exp(sin x), median of 400 points": dict(lines=drawn, ylabel="error of the slope (not below 1e-17)", **axes),
         "a network, median of 10": dict(lines=drawn_network, ylabel="relative error of the slope", **axes),
     },
     title=f"Smaller is not better: the best step of a central difference is {best['central']:.0e} for the network; "
@@ -934,8 +939,10 @@ plots.plot_panels(
 # $$
 #
 # where $\lVert \cdot \rVert$ is the root of the sum of squares. The floor $\tau_0$ is for gradients that are exactly
-# zero. In the example the gradient of $\sum_k c_k e^{x_k}$ is $c_k e^{x_k}$; the third entry is $10^{-11}$ times the
-# others. The gradient is right, but entry by entry it looks wrong.
+# zero. The column `error` of a report is $\lVert a - n \rVert / (g + \tau_0 / \tau)$, to be compared with $\tau$; the
+# column `float32` is the distance between the gradients of backward in float32 and in float64; the last column shows
+# the entry with the largest difference. In the example the gradient of $\sum_k c_k e^{x_k}$ is $c_k e^{x_k}$; the third
+# entry is $10^{-11}$ times the others. The gradient is right, but entry by entry it looks wrong.
 
 # %%
 c = np.array([1.0, 2.0, 1e-11])
@@ -1058,8 +1065,8 @@ for tensor, gradient in zip((x, g, b), scale_backward(x, g, dy), strict=True):
 # ### Exercise 2.3: the Jacobian after all
 #
 # Write `jacobian(module, x)`, which builds the matrix $J$ of shape $(m, n)$ of a module with one input, with $m$ calls
-# of forward and backward and no differences. A forward that gets no backward leaves its saved values on the stack;
-# `module.clear()` drops them. Check: for `MyTanh()` and $x$ of shape $(5,)$ it is the diagonal matrix of
+# of backward, each after a forward, and no differences. A forward that gets no backward leaves its saved values on the
+# stack; `module.clear()` drops them. Check: for `MyTanh()` and $x$ of shape $(5,)$ it is the diagonal matrix of
 # $1 - \tanh^2 x$, to $10^{-12}$; for `MyLinear(3, 2, rng)` and $x$ of shape $(1, 3)$ it is $W^\top$.
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true} cellView="form"
@@ -1084,9 +1091,10 @@ np.testing.assert_allclose(jacobian(layer, rng.standard_normal((1, 3))), layer.W
 #
 # Central differences with the steps $h$ and $2h$ have the errors $\frac{h^2}{6} L'''$ and $\frac{4 h^2}{6} L'''$.
 # Combine the two so that this term cancels, and write `five_point(f, x, h)`. What is the next power of $h$, and which
-# power of $\epsilon$ gives the best step? Check with `fitted_slope`: between $h = 10^{-2}$ and $10^{-1}$ the median
-# error at `points` has a slope within 0.2 of your answer, and its smallest error over `steps` is below that of the
-# central difference.
+# power of $\epsilon$ gives the best step? Check, with the functions of "The V of step sizes, by hand":
+# `five = median_errors(lambda h: five_point(L, points, h))` are the median errors,
+# `fitted_slope(steps, five, 1e-2, 1e-1)` is within 0.2 of your answer, and `five.min()` is below
+# `errors["central"].min()`.
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true} cellView="form"
 # @title Solution of exercise 2.4
@@ -1107,7 +1115,7 @@ assert EPS ** (1 / 5) / 10 < steps[five.argmin()] < 10 * EPS ** (1 / 5)
 #
 # An autoencoder with a tied matrix computes $y = \tanh(x W)\, W^\top$ with $W$ of shape $(D, K)$. The matrix is used
 # twice, and the second time transposed. Derive $\mathrm{d}W$, then write the class `Tied(d, k, rng)` with one
-# `Parameter` named `W`. Check: `gradcheck(Tied(5, 3, rng), x)` passes for $x$ of shape $(4, 5)$.
+# `Parameter` named `W`, $d = D$ and $k = K$. Check: `gradcheck(Tied(5, 3, rng), x)` passes for $x$ of shape $(4, 5)$.
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true} cellView="form"
 # @title Solution of exercise 2.5

@@ -16,8 +16,8 @@
 # [![Open in Colab](images/colab.svg)](https://colab.research.google.com/github/numtrans/numtrans/blob/main/notebooks/03-softmax.ipynb)
 #
 # A Transformer uses the softmax in two places: inside attention, where it turns scores into weights, and at the end,
-# where it turns one score for each word of the vocabulary into probabilities, which the cross-entropy loss then
-# compares with the right word. This chapter derives both, forward and backward. The two places behave differently when
+# where it turns one score for each entry of the vocabulary into probabilities, which the cross-entropy loss then
+# compares with the right entry. This chapter derives both, forward and backward. The two places behave differently when
 # scores grow large, and the chapter measures how.
 #
 # **At the end you will understand**
@@ -144,8 +144,8 @@ np.testing.assert_allclose(softmax(large), softmax(large.astype(np.float64)), rt
 # m \le \operatorname{lse}(s) \le m + \log K .
 # $$
 #
-# The sum on the right has one term equal to 1 and $K$ terms at most 1, which gives the two bounds: log-sum-exp is a
-# smooth maximum. Its gradient is the softmax,
+# The sum on the right has $K$ terms, none larger than 1 and one equal to 1, which gives the two bounds: log-sum-exp is
+# a smooth maximum. Its gradient is the softmax,
 #
 # $$
 # \frac{\partial \operatorname{lse}(s)}{\partial s_i} = \frac{e^{s_i}}{\sum_j e^{s_j}} = p_i .
@@ -207,7 +207,8 @@ for j in range(K):
 #
 # the variance of a random variable that takes the value $v_i$ with probability $p_i$.
 #
-# 4. Its **rank is** $K - 1$: since all $p_i > 0$, the variance is zero only if all $v_i$ are equal.
+# 4. Its **rank is** $K - 1$: if $J v = 0$ then $v^\top J v = 0$, and since all $p_i > 0$, the variance is zero only if
+#    all $v_i$ are equal. So $J$ maps one direction to zero, and no other.
 
 # %%
 v = rng.standard_normal(K)
@@ -330,7 +331,8 @@ assert [name for name in wrong if seen[name, "plain sum"]] == ["path through Z m
 # \lim_{\tau \to \infty} p_i = \frac{1}{K}, \qquad \lim_{\tau \to 0} p_i = [\, i = \arg\max_j s_j \,],
 # $$
 #
-# the uniform weights, since all $s_i / \tau \to 0$, and all weight on the largest score (if it is unique), since
+# where $[\,\cdot\,]$ is 1 if what it encloses is true, and 0 otherwise: the uniform weights, since all
+# $s_i / \tau \to 0$, and all weight on the largest score (if it is unique), since
 # $p_i / p_{\max} = e^{-(s_{\max} - s_i) / \tau} \to 0$.
 
 # %%
@@ -345,16 +347,16 @@ np.testing.assert_allclose(softmax(s / 1e-3), np.arange(8) == s.argmax(), atol=1
 #
 # $$
 # H = \operatorname{lse}(\beta s) - \beta \sum_i p_i s_i, \qquad
-# \frac{\mathrm{d} H}{\mathrm{d} \beta}
-# = \sum_i p_i s_i - \sum_i p_i s_i - \beta \sum_i \frac{\mathrm{d} p_i}{\mathrm{d} \beta} s_i
+# \frac{\partial H}{\partial \beta}
+# = \sum_i p_i s_i - \sum_i p_i s_i - \beta \sum_i \frac{\partial p_i}{\partial \beta} s_i
 # = -\beta \operatorname{Var}_p(s),
 # $$
 #
-# because $\mathrm{d} p / \mathrm{d} \beta = J s$ and $s^\top J s = \operatorname{Var}_p(s)$ by property 3. With
-# $\mathrm{d}\beta / \mathrm{d}\tau = -1 / \tau^2$,
+# because $\partial p / \partial \beta = J s$, with $J$ at the scores $\beta s$, and
+# $s^\top J s = \operatorname{Var}_p(s)$ by property 3. With $\partial \beta / \partial \tau = -1 / \tau^2$,
 #
 # $$
-# \frac{\mathrm{d} H}{\mathrm{d} \tau} = \frac{\operatorname{Var}_p(s)}{\tau^3} \ge 0 .
+# \frac{\partial H}{\partial \tau} = \frac{\operatorname{Var}_p(s)}{\tau^3} \ge 0 .
 # $$
 
 
@@ -365,6 +367,7 @@ def entropy(p):
 
 for tau in (0.3, 1.0, 4.0):
     p = softmax(s / tau)
+    np.testing.assert_allclose(entropy(p), lse(s / tau) - np.sum(p * s) / tau, rtol=1e-12)
     variance = np.sum(p * s**2) - np.sum(p * s) ** 2
     slope = (entropy(softmax(s / (tau + 1e-5))) - entropy(softmax(s / (tau - 1e-5)))) / 2e-5
     np.testing.assert_allclose(slope, variance / tau**3, rtol=1e-7)
@@ -390,9 +393,10 @@ plots.plot_lines(
 # ## Saturation: the size of the Jacobian as scores grow
 #
 # Multiplying all scores by a number $a$ is the same as the temperature $1/a$. In attention the scores are sums of $d_k$
-# products, so that their size grows with $\sqrt{d_k}$ unless they are divided by it ([chapter 4](04-attention.ipynb)
-# measures that). What does the size of the scores do to the gradient? Backward multiplies by $J$, so take its Frobenius
-# norm, $\lVert J \rVert = \sqrt{\sum_{ij} J_{ij}^2}$. Two limits are known:
+# products ($d_k$ is the length of a query, $d$ in chapter 1), so that their size grows with $\sqrt{d_k}$ unless they
+# are divided by it ([chapter 4](04-attention.ipynb) measures that). What does the size of the scores do to the
+# gradient? Backward multiplies by $J$, so take its Frobenius norm, $\lVert J \rVert = \sqrt{\sum_{ij} J_{ij}^2}$. Two
+# limits are known:
 #
 # $$
 # a = 0: \quad p_i = \frac1K, \quad \lVert J \rVert = \frac{\sqrt{K - 1}}{K}; \qquad
@@ -411,7 +415,7 @@ def jacobian_norm(p):
     p = np.sort(p, axis=-1)
     top, rest = p[..., -1], p[..., :-1]
     off_diagonal = 2 * top**2 * np.sum(rest**2, axis=-1)  # the row and the column of the largest
-    inner = np.sum(rest**2, axis=-1) ** 2 - np.sum(rest**4, axis=-1)  # among the rest; at most the terms beside it
+    inner = np.sum(rest**2, axis=-1) ** 2 - np.sum(rest**4, axis=-1)  # sum over i != j of rest_i^2 rest_j^2
     return np.sqrt(
         (top * rest.sum(axis=-1)) ** 2 + np.sum((rest * (1 - rest)) ** 2, axis=-1) + off_diagonal + np.maximum(inner, 0)
     )
@@ -425,7 +429,8 @@ gap = np.diff(np.sort(s)[-2:])[0]
 np.testing.assert_allclose(jacobian_norm(softmax(40 / gap * s)), 2 * np.exp(-40), rtol=1e-3)
 
 # %% [markdown]
-# Draw rows of 64 standard normal scores, multiply by $a$, and take the median norm. Ten seeds, 300 rows each.
+# Draw rows of 64 standard normal scores, multiply by $a$, and take the median norm. Ten seeds (four in the fast mode),
+# 300 rows each.
 
 # %%
 SCALES = np.logspace(-1, 2, 31)  # 0.1 ... 100, ten for each decade
@@ -495,7 +500,7 @@ plots.plot_lines(
 # **cross-entropy** of $p$ relative to $y$.
 
 # %%
-t = 2
+s, t = np.random.default_rng(1).standard_normal(8), 2  # the eight scores of the section on temperature
 y = (np.arange(8) == t).astype(np.float64)
 loss = lse(s) - s[t]
 np.testing.assert_allclose(loss, -np.log(softmax(s)[t]), rtol=1e-13)
@@ -560,8 +565,8 @@ np.testing.assert_allclose(p - y, numeric_gradient(lambda: lse(s) - s[t], s), at
 #
 # In float32 a probability below $10^{-45}$ is zero. A class whose score is 110 below the largest gets probability 0,
 # and $-\log 0$ is infinite; the loss should be 110. Backward is lost even earlier: $1 / p_t$ overflows when
-# $p_t < 3 \cdot 10^{-39}$, a gap of about 88, and infinity times a vanishing $p$ is NaN. Log-softmax has the exact
-# $s_t - \operatorname{lse}(s)$ and needs no division.
+# $p_t < 3 \cdot 10^{-39}$, a gap of about 88; then infinity minus infinity, or zero times infinity, is NaN. Log-softmax
+# has the exact $s_t - \operatorname{lse}(s)$ and needs no division.
 
 # %%
 rows = []
@@ -601,8 +606,8 @@ for seed in range(SEEDS):
 right, wrong_target = np.stack(right), np.stack(wrong_target)  # (seeds, scales)
 
 last = -1  # a = 100
-print(f"at a = {SCALES[last]:.0f}, medians of {SEEDS} seeds: Jacobian at most {medians[:, last].max():.0e}, ")
-print(f"p - y if right at most {right[:, last].max():.0e}, if wrong {wrong_target[:, last].min():.4f} and more")
+print(f"at a = {SCALES[last]:.0f}, medians of {SEEDS} seeds: Jacobian at most {medians[:, last].max():.0e},")
+print(f"p - y if right at most {right[:, last].max():.0e}, if wrong at least {wrong_target[:, last].min():.4f}")
 assert np.all(medians[:, last] < 1e-6) and np.all(right[:, last] < 1e-6)
 np.testing.assert_allclose(wrong_target[:, last], np.sqrt(2), rtol=1e-3)
 
@@ -715,7 +720,7 @@ scores = {0.0: np.zeros(K), epsilon: np.zeros(K)}
 for _ in range(4000):  # gradient descent on the scores, without and with smoothing
     for eps, x in scores.items():
         target = eps / K + (1 - eps) * (np.arange(K) == t)
-        x -= softmax(x) - target
+        x -= softmax(x) - target  # learning rate 1
 found = {eps: x[t] - np.delete(x, t).mean() for eps, x in scores.items()}
 print(f"gap after 4000 steps with smoothing: {found[epsilon]:.6f}, derived {gap:.6f}; without: {found[0.0]:.2f}")
 np.testing.assert_allclose(found[epsilon], gap, rtol=1e-9)
@@ -781,6 +786,9 @@ report = gradcheck(MyCrossEntropy(label_smoothing=0.1), s, targets)
 assert report
 report
 
+# %% [markdown]
+# The three averages in numbers, on the same scores and targets:
+
 # %%
 each = CrossEntropyLoss(reduction="none")(s, targets)  # (2, 5), 0 where a token does not count
 counts = targets != -100
@@ -828,10 +836,10 @@ np.testing.assert_allclose(slope, difference, atol=1e-9)
 #
 # In row $i$ the diagonal entry is $p_i (1 - p_i)$, and the other entries add up to
 # $\sum_{j \ne i} p_i p_j = p_i (1 - p_i)$ in absolute value. So every eigenvalue is at most $2 p_i (1 - p_i)$ for some
-# $i$, and $u (1 - u) \le 1/4$ for every $u$ in $[0, 1]$, which gives $1/2$. Equality: two scores are equal and all
-# others are far below, so $p = (1/2, 1/2, 0, \dots)$. Then $J$ is $\frac14$ times the matrix with rows $(1, -1)$ and
-# $(-1, 1)$, whose eigenvalues are 0 and
-# 2. A softmax never makes a gradient longer than half of what it received.
+# $i$, and $u (1 - u) \le 1/4$ for every $u$ in $[0, 1]$, which gives $1/2$. Equality: two scores that are equal, so
+# $p = (1/2, 1/2)$. Then $J$ is $\frac14$ times the matrix with rows $(1, -1)$ and $(-1, 1)$, whose eigenvalues are 0
+# and 2. (With more than two scores all others must be $-\infty$.) Since $J$ is symmetric, the largest eigenvalue bounds
+# the length: a softmax never makes a gradient longer than half of what it received.
 #
 # </details>
 #
@@ -857,9 +865,10 @@ for tensor, gradient in zip((x, tau), tempered_backward(x, tau, dp), strict=True
 # ### Exercise 3.4: squared error behind a softmax
 #
 # Someone trains a classifier with $L = \sum_k (p_k - y_k)^2$ in place of cross-entropy. Write
-# `squared_error_gradient(s, t)`, which returns $\mathrm{d}s$. Check: it agrees with `numeric_gradient` to $10^{-8}$ for
-# `s = rng.standard_normal(5)` and `t = 1`; and for the confident mistake `s = [30, 0, 0, 0, 0]`, `t = 1`, its norm is
-# below $10^{-10}$, while that of cross-entropy is above 1.4. Explain with the Jacobian.
+# `squared_error_gradient(s, t)` for one row of scores and its right class, which returns $\mathrm{d}s$. Check: it
+# agrees with `numeric_gradient` to $10^{-8}$ for `s = rng.standard_normal(5)` and `t = 1`; and for the confident
+# mistake `s = [30, 0, 0, 0, 0]`, `t = 1`, its norm is below $10^{-10}$, while that of cross-entropy is above 1.4.
+# Explain with the Jacobian.
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true} cellView="form"
 # @title Solution of exercise 3.4
@@ -881,8 +890,9 @@ assert np.linalg.norm(softmax(mistake) - (np.arange(5) == 1)) > 1.4
 #
 # A row of scores arrives in blocks, and is too long to be kept. Write `streaming_lse(blocks)`, which goes through a
 # list of arrays once and keeps two numbers: the largest score $m$ so far, and the sum $\sum e^{s_i - m}$ so far. When a
-# new largest score comes, the old sum must be corrected. Check: equal to `lse` of the whole row to $10^{-12}$, for 1000
-# scores of standard deviation 300 in blocks of 64. Attention that never stores its matrix of scores is built on this.
+# new largest score comes, the old sum must be corrected. Return log-sum-exp of the whole row. Check: equal to `lse` of
+# the whole row to a relative $10^{-12}$, for 1000 scores of standard deviation 300 in blocks of 64. Attention that
+# never stores its matrix of scores is built on this.
 
 # %% tags=["hide-cell"] jupyter={"source_hidden": true} cellView="form"
 # @title Solution of exercise 3.5
