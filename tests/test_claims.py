@@ -1,5 +1,6 @@
 """docs/claims.md: every row has a verdict, and leads to a heading of the book that exists."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -18,6 +19,7 @@ def slug(heading):
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
+@functools.cache
 def anchors(notebook):
     cells = nbformat.read(notebook, as_version=4).cells
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
