@@ -91,7 +91,7 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 html_context = {"default_mode": "auto"}
-html_sidebars = {"docs/index": []}
+html_sidebars = {f"docs/{page}": [] for page in ("index", "notation", "assignments", "claims")}  # no pages below
 
 copybutton_exclude = ".linenos, .gp, .go"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "

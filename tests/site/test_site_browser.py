@@ -68,6 +68,10 @@ return [...document.querySelectorAll('mjx-container[display="true"] > svg')].fil
 """
 WIDTHS = "return [document.documentElement.scrollWidth, document.body.scrollWidth, window.innerWidth];"
 LOADED = "return performance.getEntriesByType('resource').map(e => e.name).filter(n => !n.startsWith('file:'));"
+THEME = """
+document.getAnimations().forEach(animation => animation.finish());  // colors may fade from one theme to the other
+return document.documentElement.dataset.theme;
+"""
 COLORS = """
 const style = e => getComputedStyle(e);
 return [style(document.documentElement).backgroundColor, style(document.body).backgroundColor,
@@ -164,6 +168,7 @@ def test_page(browser, page, width, first, second):
 
 def look(browser, width, theme):
     """What must hold for a page as it is seen now."""
+    WebDriverWait(browser, 20).until(lambda b: b.execute_script(THEME) == theme, f"the page does not become {theme}")
     assert browser.execute_script(IMAGES) == []
     assert browser.execute_script(LOADED) == []
     assert max(browser.execute_script(WIDTHS)) == width
