@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zlib
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -59,13 +60,17 @@ def fetch_mathjax():
         archives = list(Path(folder).glob("mathjax-*.tgz"))
         if result.returncode or not archives:
             raise RuntimeError(f"npm could not fetch mathjax@3:\n{result.stdout}{result.stderr}".rstrip())
+        members = {"LICENSE": "package/LICENSE", SCRIPT: f"package/es5/{SCRIPT}"}
+        try:
+            with tarfile.open(archives[0]) as archive:
+                files = {name: archive.extractfile(member).read() for name, member in members.items()}
+        except (tarfile.TarError, KeyError, EOFError, OSError, zlib.error) as error:
+            raise RuntimeError(f"the archive of mathjax@3 is broken or holds other files: {error}") from error
         MATHJAX.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(archives[0]) as archive:
-            for member, name in (("package/LICENSE", "LICENSE"), (f"package/es5/{SCRIPT}", SCRIPT)):
-                data = archive.extractfile(member).read()
-                temporary = MATHJAX / f"{name}.tmp"
-                temporary.write_bytes(data)
-                temporary.replace(MATHJAX / name)  # a build that is stopped here leaves no half of a file
+        for name, data in files.items():
+            temporary = MATHJAX / f"{name}.tmp"
+            temporary.write_bytes(data)
+            temporary.replace(MATHJAX / name)  # a build that is stopped here leaves no half of a file
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ from pathlib import Path
 import jupytext
 import nbformat
 
+from numtrans.checkpoint import write_text
+from numtrans.errors import ConfigError, NumtransError
+
 FOLDER = Path(__file__).resolve().parent
 TIMEOUT = 600  # seconds for one cell
 
@@ -29,7 +32,12 @@ def sources():
 
 def generated(source):
     """The text of the ``.ipynb`` that belongs to the file `source`."""
-    notebook = jupytext.read(source, fmt="py:percent")
+    try:
+        notebook = jupytext.read(source, fmt="py:percent")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{source}: cannot be read: {error}") from error
+    if "kernelspec" not in notebook.metadata:
+        raise ConfigError(f"{source}: no kernelspec at the top; copy the first lines of another notebook")
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"], "language_info": {"name": "python"}}
     seen = set()
     for cell in notebook.cells:
@@ -45,11 +53,16 @@ def run(path, save=None):
     """Execute the notebook at `path` in its folder and return the seconds it took; a failing cell raises."""
     from nbclient import NotebookClient
 
-    notebook = nbformat.read(path, as_version=4)
+    try:
+        notebook = nbformat.read(path, as_version=4)
+    except (OSError, ValueError, nbformat.ValidationError) as error:
+        raise ConfigError(f"{path}: cannot be read as a notebook (.ipynb): {str(error).splitlines()[0]}") from error
+    if save is not None and not Path(save).resolve().parent.is_dir():
+        raise ConfigError(f"{save}: its folder does not exist")  # told before the minutes of the run
     start = time.perf_counter()
     NotebookClient(notebook, timeout=TIMEOUT, resources={"metadata": {"path": str(Path(path).parent)}}).execute()
     if save is not None:
-        nbformat.write(notebook, save)
+        write_text(save, nbformat.writes(notebook) + "\n")
     return time.perf_counter() - start
 
 
@@ -67,12 +80,12 @@ def main():
     if arguments.run:
         return 0
     behind = []
-    for source in sources():
-        target, text = source.with_suffix(".ipynb"), generated(source)
-        if not target.exists() or target.read_text(encoding="utf-8") != text:
+    for source, text in [(source, generated(source)) for source in sources()]:  # one bad file, and none is written
+        target = source.with_suffix(".ipynb")
+        if not target.is_file() or target.read_text(encoding="utf-8") != text:
             behind.append(target)
             if not arguments.check:
-                target.write_text(text, encoding="utf-8")
+                write_text(target, text)  # whole or not at all
     verb = "is out of step with its .py" if arguments.check else "written"
     for target in behind:
         print(f"{target.relative_to(FOLDER.parent)} {verb}")
@@ -80,4 +93,7 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except NumtransError as error:
+        sys.exit(f"sync.py: {error}")

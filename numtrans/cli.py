@@ -8,7 +8,7 @@ from pathlib import Path
 
 from numtrans import __version__
 from numtrans.errors import ConfigError, NumtransError
-from numtrans.runs import DATA, DEFAULTS, default_settings
+from numtrans.runs import DATA, DEFAULTS, TASKS, default_settings
 
 FRENCH_DATE = "le 14 juillet 1989"
 
@@ -122,8 +122,7 @@ def common(command):
 def train_options(train):
     """Options of `train`; those without a value here have one for each task."""
     add = train.add_argument
-    tasks = ("dates", "copy", "reverse", "sort", "text", "pairs")
-    add("--task", choices=tasks, help="what to learn (default dates)")
+    add("--task", choices=TASKS, help="what to learn (default dates)")
     add("--text", metavar="FILE", help="with --task text: a UTF-8 file (default: the help texts of Python itself)")
     add("--source", metavar="FILE", help="with --task pairs: one sentence a line, or both with a tab between")
     add("--target", metavar="FILE", help="with --task pairs: the translations, line by line")

@@ -2,6 +2,7 @@
 
 import io
 import textwrap
+from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -60,6 +61,8 @@ def saved(figure, path):
         If it cannot be written there.
     """
     if path is not None:
+        if not Path(path).suffix:  # Matplotlib would write to another name
+            raise ConfigError(f"{path}: the picture cannot be written: the name has no ending, such as .png")
         try:
             figure.savefig(path, dpi=130, metadata={"Description": figure.description()} if is_png(path) else None)
         except (OSError, ValueError) as error:

@@ -44,6 +44,7 @@ TEXT_DEFAULTS = dict(
     feedforward="gelu_tanh", position="learned",
 )  # fmt: skip
 
+TASKS = ("dates", "copy", "reverse", "sort", "text", "pairs")
 DATA = ("text", "source", "target", "level")  # settings that say where the data of a task are
 
 
@@ -63,13 +64,15 @@ def default_settings(task="dates", **changes):
     Raises
     ------
     ConfigError
-        If a change names no setting.
+        If there is no such task, or a change names no setting.
 
     Examples
     --------
     >>> default_settings("dates", steps=500)["steps"]
     500
     """
+    if task not in TASKS:
+        raise ConfigError(f"unknown task {task!r}; the tasks are {', '.join(TASKS)}")
     defaults = {**DEFAULTS, **(TEXT_DEFAULTS if task == "text" else {})}
     settings = {"task": task, **dict.fromkeys(DATA), "seed": 0, "backend": "numpy", **defaults}
     unknown = sorted(set(changes) - set(settings))

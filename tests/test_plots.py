@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from numtrans.errors import ConfigError
+from numtrans.errors import ConfigError, NumtransError
 from numtrans.inspect import plots
 
 X = np.linspace(1, 2, 20)
@@ -81,3 +81,58 @@ def test_a_logarithmic_axis_names_the_few_values_it_shows():
     assert not [tick for tick in axis.get_xticklabels(minor=True) if tick.get_text()]
     many = plots.plot_lines({"a": (X, X)}, **LABELS, xscale="log").axes[0]
     assert len(many.get_xticks()) != len(X)
+
+
+HEAT = dict(xlabel="x", ylabel="y", colorbar="c", title="t")
+BARS = dict(ylabel="s", title="t")
+REFUSED = {
+    "no panel": (lambda: plots.plot_panels({}, title="t"), "empty dict"),
+    "a misspelled part": (lambda: plots.plot_panels({"a": {"line": {}}}, title="t"), "'a' has line; known are"),
+    "no matrix": (lambda: plots.plot_heatmaps({}, **HEAT), "empty dict"),
+    "an empty matrix": (lambda: plots.plot_heatmaps({"a": np.zeros((0, 3))}, **HEAT), r"shape \(0, 3\)"),
+    "a matrix of text": (lambda: plots.plot_heatmaps({"a": [["x"]]}, **HEAT), "expected real numbers"),
+    "a ragged matrix": (lambda: plots.plot_heatmaps({"a": [[1, 2], [3]]}, **HEAT), "no array of numbers"),
+    "names without columns": (lambda: plots.plot_heatmaps({"a": np.eye(2)}, xticks="abc", **HEAT), "3 names"),
+    "no sample": (lambda: plots.plot_histograms({}, xlabel="s", title="t"), "empty dict"),
+    "a sample with NaN": (lambda: plots.plot_histograms({"a": [1, np.nan]}, xlabel="s", title="t"), "holds NaN"),
+    "no bins": (lambda: plots.plot_histograms({"a": X}, bins=0, xlabel="s", title="t"), "bins is 0"),
+    "no bars": (lambda: plots.plot_bars({}, categories=[], **BARS), "empty dict"),
+    "a table of bars": (lambda: plots.plot_bars({"a": [[1, 2]]}, categories=["x"], **BARS), "2 heights, expected 1"),
+    "a list of curves": (lambda: plots.plot_lines([(X, X)], **LABELS), "a list, expected a dict"),
+    "a number as a curve": (lambda: plots.plot_lines({"a": 3}, **LABELS), "'a' is a int"),
+    "an unknown scale": (lambda: plots.plot_lines({"a": (X, X)}, xscale="cubic", **LABELS), "xscale='cubic'"),
+    "nothing for a logarithm": (lambda: plots.plot_lines({"a": (X, -X)}, yscale="log", **LABELS), "no positive number"),
+    "points that do not pair": (lambda: plots.plot_lines({}, points={"a": (X, X[1:])}, **LABELS), "expected one shape"),
+    "no heads": (lambda: plots.plot_attention(np.zeros((0, 2, 2)), "ab", "ab"), "1 or more, 2, 2"),
+    "no layer": (lambda: plots.plot_attention([], "ab", "ab"), "no layer"),
+    "one head without its axis": (lambda: plots.plot_attention(np.eye(2), "ab", "ab"), "expected .heads, queries"),
+    "labels that do not fit": (lambda: plots.plot_attention(np.eye(2)[None], "abc", "a"), "1 or more, 3, 1"),
+    "no history": (lambda: plots.plot_loss({}), "the history needs"),
+    "a history of two lengths": (lambda: plots.plot_loss({"step": [1, 2], "loss": [1.0]}), "of one length"),
+    "a file without an ending": (lambda: FIGURES["loss"](path="picture"), "no ending"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_drawn_is_refused_in_a_sentence(what):
+    call, says = REFUSED[what]
+    with pytest.raises(NumtransError, match=says):
+        call()
+
+
+def test_tokens_are_not_read_as_formulas():
+    plots.plot_attention(np.eye(2)[None], ["$", "$\\frac$"], ["$$", "a_$b$"])._repr_png_()
+
+
+@pytest.mark.parametrize(
+    "matrix", [np.eye(2, dtype=bool), np.full((2, 2), 200, np.uint8), np.full((2, 2), -128, np.int8)]
+)
+def test_signed_colors_of_small_integers_do_not_overflow(matrix):
+    figure = plots.plot_heatmaps({"a": matrix}, signed=True, **HEAT)
+    most = max(abs(int(value)) for value in matrix.ravel())
+    assert figure.axes[0].images[0].get_clim() == (-most, most)
+
+
+def test_a_matrix_without_finite_numbers_is_drawn_empty(recwarn):
+    plots.plot_heatmaps({"a": [[np.nan, -np.inf]]}, **HEAT)._repr_png_()
+    assert not recwarn

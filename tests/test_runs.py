@@ -38,3 +38,9 @@ def test_a_run_from_the_default_settings(tmp_path, monkeypatch):
     again = load_run(tmp_path)
     assert again.settings["d_model"] == 16
     assert exact_match(again, task.test) == exact_match(run, task.test)
+
+
+@pytest.mark.parametrize("wrong", [dict(task="date"), dict(task=None), dict(stepz=1)])
+def test_default_settings_refuse_what_is_unknown(wrong):
+    with pytest.raises(ConfigError, match="unknown"):
+        default_settings(**wrong)

@@ -11,6 +11,7 @@ become the message of the ``NotImplementedError`` that stands in the student's c
 """
 
 import json
+import re
 from pathlib import Path
 
 from numtrans.checkpoint import write_text
@@ -18,6 +19,8 @@ from numtrans.errors import ConfigError
 
 ANSWER = "YOUR ANSWER HERE"  # nbgrader's own text: an answer that is left so gets no points
 SAYS = "#>"
+# a mark that is spelled in another way, by hand, would be handed out with all that follows it
+LEFT = re.compile(r"^\s*[#=]+\s*(BEGIN|END)\s+(SOLUTION|HIDDEN|MARK\s+SCHEME)", re.IGNORECASE | re.MULTILINE)
 
 
 def build(source, out):
@@ -68,6 +71,10 @@ def student_copy(notebook):
     ConfigError
         If a cell is marked in a way that would hand out a solution, or leave one that cannot be graded.
     """
+    if not isinstance(notebook.get("metadata"), dict):
+        raise ConfigError("course build: the notebook has no metadata")
+    for number, cell in enumerate(notebook["cells"], 1):
+        _check_form(cell, f"course build: cell {number} of the notebook")
     cells = [_student_cell(cell) for cell in notebook["cells"]]
     ids = [marks["grade_id"] for marks in map(_marks, cells) if marks]
     for name in ids:
@@ -83,11 +90,25 @@ def _read(source):
         notebook = json.loads(source.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"course build: {source} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"course build: {source} is no notebook (.ipynb): {error}") from error
     if not isinstance(notebook, dict) or notebook.get("nbformat") != 4 or not isinstance(notebook.get("cells"), list):
         raise ConfigError(f"course build: {source} is no notebook of format 4")
     return notebook
+
+
+def _check_form(cell, where):
+    """Raise unless `cell` has the parts of a cell of format 4.5."""
+    if not isinstance(cell, dict):
+        raise ConfigError(f"{where} is no cell")
+    for key, kind in (("cell_type", str), ("id", str), ("metadata", dict), ("source", (str, list))):
+        if not isinstance(cell.get(key), kind):
+            raise ConfigError(f"{where} has no {key}, or one of the wrong kind: save it in format 4.5 (JupyterLab)")
+    if not all(isinstance(line, str) for line in cell["source"]):
+        raise ConfigError(f"{where} has a source that is no text")
+    marks = cell["metadata"].get("nbgrader", {})
+    if not isinstance(marks, dict) or not isinstance(marks.get("grade_id", ""), str):
+        raise ConfigError(f"{where} has metadata nbgrader of the wrong kind")
 
 
 def _marks(cell):
@@ -105,6 +126,11 @@ def _student_cell(cell):
         raise ConfigError(f"course build: {where} is graded and has no points")
     text, solutions = _without(text, "SOLUTION", where, _what_to_write if code else lambda *_: [ANSWER])
     text, hidden = _without(text, "HIDDEN TESTS", where, lambda *_: [])
+    if left := LEFT.search(text):
+        raise ConfigError(
+            f"course build: {where}: the mark {left.group().strip()!r} is not known; "
+            "### BEGIN SOLUTION and ### BEGIN HIDDEN TESTS are, and their ends"
+        )
     if bool(solutions) != bool(marks.get("solution")):
         raise ConfigError(f"course build: {where} is marked as a solution and has none, or has one and is not marked")
     if hidden and not marks.get("grade"):
@@ -115,6 +141,8 @@ def _student_cell(cell):
         if not marks.get("solution"):
             metadata["editable"] = False
     made = {"cell_type": cell["cell_type"], "id": cell["id"], "metadata": metadata, "source": text.splitlines(True)}
+    if "attachments" in cell:
+        made["attachments"] = cell["attachments"]  # the pictures of a cell of text
     return {**made, "execution_count": None, "outputs": []} if code else made
 
 

@@ -70,7 +70,8 @@ class Check:
     def array(self, name, value, shape, dtype):
         """`value` must be a NumPy array of finite numbers with this shape and dtype."""
         self.that(value is not None, f"{name} is None.", f"Does the function end with `return {name}`?")
-        self.that(isinstance(value, np.ndarray), f"{name} is a {type(value).__name__}, and should be a NumPy array.")
+        # a subclass hides entries (masked_array) or multiplies in another way (matrix)
+        self.that(type(value) is np.ndarray, f"{name} is a {type(value).__name__}, and should be a NumPy array.")
         self.that(value.shape == tuple(shape), f"{name} has shape {value.shape}, and should have {tuple(shape)}.")
         self.that(
             value.dtype == dtype,

@@ -6,7 +6,7 @@ Shapes: ``B`` batch, ``H`` heads, ``Tq`` queries, ``Tk`` keys. All results are N
 import numpy as np
 
 from numtrans.backend import to_numpy
-from numtrans.errors import ShapeError
+from numtrans.errors import ConfigError, ShapeError
 
 
 def attention_entropy(weights, query_mask=None):
@@ -108,18 +108,27 @@ def head_divergence(weights, query_mask=None):
 
 def _checked(weights, query_mask):
     """The weights as float64 (B, H, Tq, Tk), and which queries count, (B, H, Tq)."""
-    P = to_numpy(weights).astype(np.float64)
+    try:
+        P = to_numpy(weights).astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"weights are no array of numbers (batch, heads, queries, keys): {error}") from error
     P = P[None] if P.ndim == 3 else P
     if P.ndim != 4:
         raise ShapeError(f"weights have shape {np.shape(weights)}, expected (batch, heads, queries, keys)")
-    counts = P.sum(axis=-1) > 0
+    total = P.sum(axis=-1)                                                  # (B, H, Tq)
+    # 1e-2: a row of float16 misses 1 by less
+    if not ((P >= 0).all() and ((total == 0) | (np.abs(total - 1) < 1e-2)).all()):
+        raise ConfigError("weights must be 0 or more and not NaN, and each row must sum to 1, or be 0 throughout")
+    counts = total > 0
     if query_mask is not None:
         query_mask = to_numpy(query_mask)
         if query_mask.shape != (P.shape[0], P.shape[2]):
             raise ShapeError(
                 f"query_mask has shape {query_mask.shape}, expected (batch, queries) = {(P.shape[0], P.shape[2])}"
             )
-        counts = counts & query_mask.astype(bool)[:, None]
+        if query_mask.dtype != bool:
+            raise ConfigError(f"query_mask has dtype {query_mask.dtype}, expected bool: True = the query counts")
+        counts = counts & query_mask[:, None]
     return P, counts
 
 

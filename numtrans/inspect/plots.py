@@ -3,12 +3,36 @@
 import math
 
 import numpy as np
+from matplotlib.scale import get_scale_names
 
 from numtrans.backend import to_numpy
-from numtrans.errors import ConfigError
+from numtrans.errors import ConfigError, ShapeError
 from numtrans.figures import BLUE, COLORS, DASHES, ORANGE, new_figure, saved, wrapped
 
 WIDTH = 7.2  # inches: the width of a page of text
+
+
+def _numbers(where, values):
+    """`values` as a NumPy array of real numbers, float64 so that no arithmetic of a plot overflows."""
+    try:
+        array = to_numpy(values)
+    except ValueError as error:  # rows of different lengths
+        raise ConfigError(f"{where}: no array of numbers: {error}") from error
+    if array.dtype.kind not in "biuf":
+        raise ConfigError(f"{where}: {type(values).__name__} of dtype {array.dtype}, expected real numbers")
+    return array.astype(np.float64)
+
+
+def _check_dict(where, value, *, what):
+    if not isinstance(value, dict) or not value:
+        given = "an empty dict" if isinstance(value, dict) else f"a {type(value).__name__}"
+        raise ConfigError(f"{where}: {given}, expected a dict with a label for each {what}")
+
+
+def _check_scale(where, **scales):
+    for name, scale in scales.items():
+        if scale not in get_scale_names():
+            raise ConfigError(f"{where}: {name}={scale!r}, expected one of {', '.join(get_scale_names())}")
 
 
 def plot_loss(history, path=None, *, title="Loss during training"):
@@ -26,6 +50,9 @@ def plot_loss(history, path=None, *, title="Loss during training"):
     -------
     matplotlib.figure.Figure
     """
+    for step, loss in (("step", "loss"), ("valid_step", "valid_loss")):
+        if len(history.get(step, ())) != len(history.get(loss, ())) or "loss" not in history:
+            raise ConfigError(f"plot_loss: the history needs {step!r} and {loss!r}, of one length (Trainer.history)")
     figure = new_figure(WIDTH, 4)
     axis = figure.add_subplot()
     axis.plot(history["step"], history["loss"], color=BLUE, linewidth=1, label="training batch")
@@ -54,7 +81,15 @@ def plot_attention(weights, queries, keys, path=None, *, title="Attention"):
     -------
     matplotlib.figure.Figure
     """
-    layers = [to_numpy(w) for w in (weights if isinstance(weights, (list, tuple)) else [weights])]
+    layers = [_numbers("plot_attention", w) for w in (weights if isinstance(weights, (list, tuple)) else [weights])]
+    for number, layer in enumerate(layers, 1):
+        if layer.ndim != 3 or not len(layer) or layer.shape[1:] != (len(queries), len(keys)):
+            raise ShapeError(
+                f"plot_attention: the weights of layer {number} have shape {layer.shape}, "
+                f"expected (heads, queries, keys) = (1 or more, {len(queries)}, {len(keys)})"
+            )
+    if not layers or not len(queries) or not len(keys):
+        raise ShapeError("plot_attention: there is no layer, no query or no key")
     heads = max(len(layer) for layer in layers)
     columns = min(heads, 4)
     rows = sum(math.ceil(len(layer) / columns) for layer in layers)
@@ -71,8 +106,8 @@ def plot_attention(weights, queries, keys, path=None, *, title="Attention"):
             axis.axis("on")
             image = axis.imshow(picture, cmap="cividis", vmin=0, vmax=1, aspect="auto")
             axis.set_title(f"layer {number}, head {head + 1}", fontsize=9)
-            axis.set_xticks(np.arange(len(keys)), keys, fontsize=7)
-            axis.set_yticks(np.arange(len(queries)), queries, fontsize=7)
+            axis.set_xticks(np.arange(len(keys)), keys, fontsize=7, parse_math=False)  # a token may be $
+            axis.set_yticks(np.arange(len(queries)), queries, fontsize=7, parse_math=False)
             if head % columns == 0:
                 axis.set_ylabel("written", fontsize=8)
             axis.set_xlabel("read", fontsize=8)
@@ -131,6 +166,11 @@ def plot_panels(panels, *, title, share_y=False, path=None):
     -------
     matplotlib.figure.Figure
     """
+    _check_dict("plot_panels", panels, what="panel")
+    known = {"lines", "points", "xlabel", "ylabel", "xscale", "yscale"}
+    for name, panel in panels.items():
+        if unknown := sorted(set(panel) - known):
+            raise ConfigError(f"plot_panels: {name!r} has {', '.join(unknown)}; known are {', '.join(sorted(known))}")
     columns = min(len(panels), 2 if len(panels) in (2, 4) else 3)
     rows = math.ceil(len(panels) / columns)
     figure = new_figure(WIDTH * 1.25, 3.4 * rows + 0.4)
@@ -147,24 +187,37 @@ def plot_panels(panels, *, title, share_y=False, path=None):
 
 
 def _draw_lines(axis, lines, points, xlabel, ylabel, xscale, yscale, title):
+    _check_scale("plot", xscale=xscale, yscale=yscale)
+    for what, given in (("curve", lines), ("set of points", points or {})):
+        if given or not isinstance(given, dict):
+            _check_dict("plot", given, what=what)
     number = 0
-    for label, (x, y) in (points or {}).items():
-        axis.plot(to_numpy(x), to_numpy(y), ".", color="gray" if lines else COLORS[number % 7], label=label, alpha=0.7)
+    for label, pair in (points or {}).items():
+        x, y = (_numbers(f"plot: the points {label!r}", part) for part in pair)
+        if x.shape != y.shape:
+            raise ConfigError(f"plot: the points {label!r} have shapes {x.shape} and {y.shape}, expected one shape")
+        axis.plot(x, y, ".", color="gray" if lines else COLORS[number % 7], label=label, alpha=0.7)
         number += not lines
     for number, (label, line) in enumerate(lines.items()):
+        if not isinstance(line, (tuple, list, np.ndarray)):
+            raise ConfigError(f"plot: the curve {label!r} is a {type(line).__name__}, expected (x, y)")
+        line = [np.atleast_1d(_numbers(f"plot: the curve {label!r}", part)) for part in line]
         if len(line) not in (2, 4) or len({len(part) for part in line}) != 1:
             raise ConfigError(
                 f"plot: the curve {label!r} has {len(line)} arrays of lengths {[len(part) for part in line]}, "
                 "expected (x, y) or (x, y, low, high) of one length"
             )
-        x, y, *band = (to_numpy(np.asarray(part)) for part in line)
+        x, y, *band = line
+        for name, scale, values in (("xscale", xscale, x), ("yscale", yscale, y)):
+            if scale == "log" and len(values) and not (values > 0).any():
+                raise ConfigError(f"plot: the curve {label!r} has no positive number, which {name}='log' needs")
         style = dict(color=COLORS[number % 7], linestyle=DASHES[number % 7])
         axis.plot(x, y, **style, marker="o" if len(x) <= 12 else None, markersize=4, label=label)
         if band:
             axis.fill_between(x, *band, color=style["color"], alpha=0.2, linewidth=0)
     axis.set(xlabel=xlabel, ylabel=ylabel, title=title, xscale=xscale, yscale=yscale)
     if xscale == "log":
-        _ticks_at(axis, np.unique(np.concatenate([to_numpy(np.asarray(line[0])) for line in lines.values()] or [[]])))
+        _ticks_at(axis, np.unique(np.concatenate([_numbers("plot", line[0]) for line in lines.values()] or [[]])))
     axis.grid(alpha=0.3)
     if len(lines) + len(points or {}) > 1:
         axis.legend(fontsize=9)
@@ -202,14 +255,17 @@ def plot_bars(bars, *, categories, ylabel, title, xlabel="", yscale="linear", pa
     ConfigError
         If a series does not have one height per category.
     """
+    _check_dict("plot_bars", bars, what="series")
+    _check_scale("plot_bars", yscale=yscale)
+    bars = {label: np.atleast_1d(_numbers(f"plot_bars: {label!r}", heights)) for label, heights in bars.items()}
     figure = new_figure(WIDTH, 4)
     axis = figure.add_subplot()
     places, width = np.arange(len(categories)), 0.8 / max(1, len(bars))
     for number, (label, heights) in enumerate(bars.items()):
-        if len(heights) != len(categories):
-            raise ConfigError(f"plot_bars: {label!r} has {len(heights)} heights, expected {len(categories)}")
+        if heights.ndim != 1 or len(heights) != len(categories):
+            raise ConfigError(f"plot_bars: {label!r} has {heights.size} heights, expected {len(categories)}")
         offset = (number - (len(bars) - 1) / 2) * width
-        axis.bar(places + offset, to_numpy(np.asarray(heights)), width, label=label, color=COLORS[number % 7])
+        axis.bar(places + offset, heights, width, label=label, color=COLORS[number % 7])
     long = sum(len(str(name)) for name in categories) > 75
     names = [str(name) for name in categories]
     axis.set_xticks(places, names, rotation=35 if long else 0, ha="right" if long else "center")
@@ -238,9 +294,15 @@ def plot_histograms(samples, *, xlabel, title, bins=60, path=None):
     -------
     matplotlib.figure.Figure
     """
+    _check_dict("plot_histograms", samples, what="sample")
+    numbers = {label: _numbers(f"plot_histograms: {label!r}", sample).ravel() for label, sample in samples.items()}
     figure = new_figure(WIDTH, 4)
     axis = figure.add_subplot()
-    numbers = {label: to_numpy(np.asarray(sample)).ravel() for label, sample in samples.items()}
+    for label, sample in numbers.items():
+        if not sample.size or not np.isfinite(sample).all():
+            raise ConfigError(f"plot_histograms: {label!r} is empty, or holds NaN or an infinity")
+    if not isinstance(bins, (int, np.integer)) or bins < 1:
+        raise ConfigError(f"plot_histograms: bins is {bins!r}, expected a positive whole number")
     edges = np.histogram_bin_edges(np.concatenate(list(numbers.values())), bins)
     for number, (label, sample) in enumerate(numbers.items()):
         style = dict(color=COLORS[number % 7], linestyle=DASHES[number % 7])
@@ -283,10 +345,14 @@ def plot_heatmaps(
     ConfigError
         If a matrix does not have two axes.
     """
-    arrays = {name: to_numpy(np.asarray(matrix)) for name, matrix in matrices.items()}
+    _check_dict("plot_heatmaps", matrices, what="matrix")
+    arrays = {name: _numbers(f"plot_heatmaps: {name!r}", matrix) for name, matrix in matrices.items()}
     for name, array in arrays.items():
-        if array.ndim != 2:
+        if array.ndim != 2 or not array.size:
             raise ConfigError(f"plot_heatmaps: {name!r} has shape {array.shape}, expected (rows, columns)")
+    for what, names, axis in (("yticks", yticks, 0), ("xticks", xticks, 1)):
+        if names is not None and len(names) > (most := max(array.shape[axis] for array in arrays.values())):
+            raise ConfigError(f"plot_heatmaps: {what} has {len(names)} names, expected at most {most}")
     columns = min(len(arrays), 4 if len(arrays) % 4 == 0 else 3)
     rows = math.ceil(len(arrays) / columns)
     width = WIDTH * (1 if columns < 3 else 1.25)
@@ -314,8 +380,10 @@ def plot_heatmaps(
 
 
 def _limits(arrays, signed):
-    low = min(np.nanmin(array) for array in arrays)
-    high = max(np.nanmax(array) for array in arrays)
+    finite = np.concatenate([array[np.isfinite(array)] for array in arrays] + [np.zeros(0)])
+    if not finite.size:
+        return -1.0, 1.0  # nothing has a color
+    low, high = finite.min(), finite.max()
     if signed:
         high = max(abs(low), abs(high))
         low = -high

@@ -125,6 +125,35 @@ def test_a_grade_id_that_occurs_twice_is_refused():
         student_copy(notebook(marked, marked))
 
 
+@pytest.mark.parametrize(
+    "mark",
+    ["# BEGIN SOLUTION", "###BEGIN SOLUTION", "### begin solution", "### BEGIN HIDDEN TEST", "=== BEGIN MARK SCHEME"],
+)
+def test_a_mark_that_is_spelled_in_another_way_is_refused(mark):
+    with pytest.raises(ConfigError, match="is not known"):
+        one(f"{mark}\nsecret = 1\n", grade_id="f", grade=True, points=1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "text", {"cell_type": "code", "source": "x"}, {**cell("x"), "source": None}, {**cell("x"), "source": [1]},
+        {**cell("x"), "metadata": {"nbgrader": None}}, {k: v for k, v in cell("x").items() if k != "id"},
+    ],
+)  # fmt: skip
+def test_a_cell_without_its_parts_is_refused(wrong):
+    with pytest.raises(ConfigError, match="cell 2 of the notebook"):
+        student_copy(notebook(cell("x"), wrong))
+    with pytest.raises(ConfigError, match="no metadata"):
+        student_copy({"cells": [], "nbformat": 4})
+
+
+def test_pictures_in_a_text_are_kept():
+    picture = {"a.png": {"image/png": "AA=="}}
+    made = student_copy(notebook({**cell("![](attachment:a.png)", "markdown"), "attachments": picture}))
+    assert made["cells"][0]["attachments"] == picture
+
+
 @pytest.fixture
 def source(tmp_path):
     path = tmp_path / "teacher" / "ps.ipynb"

@@ -8,6 +8,8 @@ from assignment import FOLDER, cell_of, checks, outcomes, read, stub
 
 PATH = FOLDER / "ps5-layernorm" / "ps5-layernorm.ipynb"
 FORWARD, PARAMETERS, DX, RMS = "layernorm-forward", "layernorm-parameters", "layernorm-dx", "rmsnorm"
+RETURN_DX = "return (dxhat - through_mu - xhat * through_sigma) / sigma"
+RETURN_RMS = "return (dscaled - scaled * along) / root"
 
 # what -> (cell, text of the solution, what stands there instead, check that fails, what it says)
 WRONG = {
@@ -195,6 +197,28 @@ WRONG = {
         "check-3",
         "path through mu is missing",
     ),
+    "xhat saved as a list": (
+        FORWARD, "self.save(normalized,", "self.save(normalized.tolist(),", "check-1", "as it was saved, is a list"
+    ),
+    **{
+        f"dx {what}": (DX, RETURN_DX, new.format(RETURN_DX.removeprefix("return ")), "check-3", says)
+        for what, new, says in (
+            ("as a list", "return ({}).tolist()", "dx is a list"),
+            ("in float32", "return ({}).astype(np.float32)", "has dtype float32 and should have float64"),
+            ("infinite", "return ({}) * np.inf", "NaN or an infinity"),
+            ("in a tuple", "return {}, 1", "dx is a tuple"),
+            ("masked", "return np.ma.masked_array({})", "dx is a MaskedArray"),
+            ("that overwrites xhat", "return [{}, xhat.fill(0)][0]", "writes into xhat"),
+        )
+    },
+    **{
+        f"dx of RMSNorm {what}": (RMS, RETURN_RMS, new.format(RETURN_RMS.removeprefix("return ")), "check-5", says)
+        for what, new, says in (
+            ("as a list", "return ({}).tolist()", "dx is a list"),
+            ("in float32", "return ({}).astype(np.float32)", "has dtype float32 and should have float64"),
+            ("infinite", "return ({}) * np.inf", "NaN or an infinity"),
+        )
+    },
     "dx not returned": (DX, "return (dxhat", "(dxhat", "check-3", "layer_norm_dx returns None"),
     "dy scaled in place": (DX, "dxhat = dy * gamma", "dy *= gamma; dxhat = dy", "check-3", "writes into dy"),
     "RMSNorm subtracts the mean": (

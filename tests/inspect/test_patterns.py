@@ -7,7 +7,7 @@ import pytest
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy
 
-from numtrans.errors import ShapeError
+from numtrans.errors import ConfigError, ShapeError
 from numtrans.inspect import (
     attention_distance,
     attention_entropy,
@@ -100,3 +100,18 @@ def test_refuses_wrong_shapes():
         attention_entropy(P[0, 0])
     with pytest.raises(ShapeError, match=r"\(2, 4\)"):
         attention_distance(P, np.ones((2, 5), bool))
+
+
+@pytest.mark.parametrize("measure", [attention_entropy, attention_maximum, attention_distance, head_divergence])
+def test_refuses_what_is_no_attention_weight(measure):
+    P = random_weights(1, 2, 3, 4)
+    undefined = P.copy()
+    undefined[0, 1, 2] = np.nan
+    for wrong in (P * 2, P - 0.5, undefined, np.log(P)):
+        with pytest.raises(ConfigError, match="each row must sum to 1"):
+            measure(wrong)
+    with pytest.raises(ConfigError, match="expected bool"):  # a mask of scores: 0 means seen there
+        measure(P, np.array([[0.0, -np.inf, 0.0]]))
+    with pytest.raises(ShapeError, match="no array of numbers"):
+        measure([[[1.0], [0.5, 0.5]]])
+    measure(P.astype(np.float16))

@@ -172,6 +172,8 @@ with Check("Check 1 (LayerNorm.forward)") as check:
     check.that(np.shape(saved[0]) == (2, 3, 6) and np.shape(saved[1]) == (2, 3, 1),
                f"The saved arrays have the shapes {np.shape(saved[0])} and {np.shape(saved[1])}, and should have "
                "(2, 3, 6) for xhat and (2, 3, 1) for sigma, in this order.")
+    for name, array, shape in (("xhat", saved[0], (2, 3, 6)), ("sigma", saved[1], (2, 3, 1))):
+        check.array(f"{name}, as it was saved,", array, shape, x.dtype)
     check.equal("sigma, as it was saved,", saved[1][..., 0], np.sqrt(v + eps))
     check.that(np.allclose(saved[0], y, rtol=0, atol=1e-12), "The saved xhat is not the normalized x.")
 
@@ -340,6 +342,17 @@ with Check("Check 3 (gradient of x)") as check:
 
     check.hint = ("Means of this task go over the last axis and keep it, mean(axis=-1, keepdims=True), so that they "
                   "are (..., 1), as sigma is.")
+    x = 3 + 2 * np.random.default_rng(1).standard_normal((2, 3, 6))
+    for dtype in (np.float64, np.float32):
+        xhat = ((x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)).astype(dtype)
+        sigma, dy, gamma = x.std(-1, keepdims=True).astype(dtype), x[::-1].astype(dtype), np.ones(6, dtype)
+        given, kept = (dy, gamma, xhat, sigma), [array.copy() for array in (dy, gamma, xhat, sigma)]
+        dx = layer_norm_dx(*given)
+        check.that(dx is not None, "layer_norm_dx returns None.", "End it with return.")
+        check.array("dx", dx, x.shape, dtype)
+        for name, array, before in zip(("dy", "gamma", "xhat", "sigma"), given, kept):
+            check.that((array == before).all(), f"Your code writes into {name}, which belongs to the caller.",
+                       "Write dy * gamma, not dy *= gamma: each step into a new array.")
     one, any_gamma = judge(np.ones(6)), judge([0.5, 2.0, -1.0, 1.5, 0.7, 1.2])
     check.hint = "Test your formula on paper: does dx sum to 0 over the features, and is it orthogonal to xhat?"
     causes = [
@@ -499,6 +512,13 @@ with Check("Check 4 (RMSNorm.forward)") as check:
 with Check("Check 5 (RMSNorm.backward)") as check:
     x = 3 + 2 * np.random.default_rng(5).standard_normal((2, 3, 6))
     check.hint = "Let check 4 pass first. Means go over the last axis and keep it; the gradient of gamma is (D,)."
+    for dtype in (np.float64, np.float32):
+        layer, dy = RMSNorm(6).astype(dtype), x[::-1].astype(dtype)
+        layer(x.astype(dtype))
+        kept, dx = dy.copy(), layer.backward(dy)
+        check.that((dy == kept).all(), "Your code writes into dy, which belongs to the caller.",
+                   "Write dy * gamma, not dy *= gamma.")
+        check.array("dx", dx, x.shape, dtype)
     report = gradcheck(RMSNorm(6), x)
     check.hint = "Test your formula on paper: is dx orthogonal to x?"
     yours, right = report["x"].analytic, report["x"].numeric
