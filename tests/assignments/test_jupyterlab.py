@@ -22,6 +22,7 @@ from numtrans.course import build
 pytest.importorskip("jupyterlab")
 pytest.importorskip("selenium")
 from selenium import webdriver  # noqa: E402
+from selenium.common.exceptions import StaleElementReferenceException  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
@@ -114,12 +115,14 @@ class Page:
     def __init__(self, browser, address):
         self.browser = browser
         browser.get(f"{address}/doc/tree/{PATH.name}")
-        self.until(
-            lambda: self.cells() and self.browser.find_elements(By.CSS_SELECTOR, ".jp-Notebook-ExecutionIndicator")
-        )
+        idle = ".jp-Notebook-ExecutionIndicator[data-status='idle']"  # until then a cell that is run asks for a kernel
+        self.until(lambda: self.cells() and browser.find_elements(By.CSS_SELECTOR, idle))
 
     def until(self, condition, seconds=60):
-        return WebDriverWait(self.browser, seconds, poll_frequency=0.1).until(lambda _: condition())
+        wait = WebDriverWait(
+            self.browser, seconds, poll_frequency=0.1, ignored_exceptions=[StaleElementReferenceException]
+        )
+        return wait.until(lambda _: condition())
 
     def cells(self):
         return self.browser.find_elements(By.CSS_SELECTOR, ".jp-Notebook .jp-CodeCell")
@@ -130,38 +133,39 @@ class Page:
             lambda: next((c for c in self.cells() if text in c.find_element(By.CSS_SELECTOR, ".cm-content").text), None)
         )
 
-    def click(self, cell):
+    def click(self, text):
+        cell = self.cell(text)
         self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", cell)
         cell.find_element(By.CSS_SELECTOR, ".cm-content").click()
-        self.until(lambda: "jp-mod-active" in cell.get_attribute("class"))
+        self.until(lambda: "jp-mod-active" in self.cell(text).get_attribute("class"))
 
     def chord(self, modifier, key):
         webdriver.ActionChains(self.browser).key_down(modifier).send_keys(key).key_up(modifier).perform()
 
-    def run(self, cell):
-        """Run `cell` by Shift-Enter; what stands below it when it is done."""
-        before = self.prompt(cell)
-        self.click(cell)
+    def run(self, text, shows=""):
+        """Run the cell by Shift-Enter, until it is done and shows something that begins with `shows`."""
+        before = self.prompt(text)
+        self.click(text)
         self.chord(Keys.SHIFT, Keys.ENTER)
-        self.until(lambda: self.prompt(cell) not in (before, "[*]:", "[ ]:"))
-        return "\n".join(area.text for area in cell.find_elements(By.CSS_SELECTOR, ".jp-OutputArea-output"))
+        self.until(lambda: self.prompt(text) not in (before, "[*]:", "[ ]:") and self.output(text).startswith(shows))
+        return self.output(text)
 
-    def prompt(self, cell):
-        return cell.find_element(By.CSS_SELECTOR, ".jp-InputPrompt").text
+    def prompt(self, text):
+        return self.cell(text).find_element(By.CSS_SELECTOR, ".jp-InputPrompt").text
+
+    def output(self, text):
+        areas = self.cell(text).find_elements(By.CSS_SELECTOR, ".jp-OutputArea-output")
+        return "\n".join(area.text for area in areas)
 
     def replace(self, cell, text):
         """Select all in `cell` and type `text`. The editor indents new lines itself: each line is typed over that."""
         self.click(cell)
         self.chord(Keys.CONTROL, "a")
-        typing = webdriver.ActionChains(self.browser)
-        for i, line in enumerate(text.split("\n")):
-            if i:
-                typing.send_keys(Keys.ENTER).key_down(Keys.SHIFT).send_keys(Keys.HOME).key_up(Keys.SHIFT)
-            typing.send_keys(line or Keys.SPACE)
-        typing.perform()
+        new_line = Keys.ENTER + Keys.SHIFT + Keys.HOME + Keys.NULL
+        self.browser.switch_to.active_element.send_keys(text.replace("\n", new_line))
 
-    def picture(self, name, cell):
-        self.browser.execute_script("arguments[0].scrollIntoView({block: 'end'})", cell)
+    def picture(self, name, text):
+        self.browser.execute_script("arguments[0].scrollIntoView({block: 'end'})", self.cell(text))
         if SHOTS:
             Path(SHOTS).mkdir(parents=True, exist_ok=True)
             self.browser.save_screenshot(str(Path(SHOTS) / f"{name}.png"))
@@ -169,22 +173,22 @@ class Page:
 
 def test_a_student_types_an_answer_and_sees_the_check_pass(lab, browser):
     page = Page(browser, lab)
-    for text in ("Installs numtrans on Google Colab", "from numtrans.course import Check", "class LayerNorm(Module)"):
-        assert page.run(page.cell(text)) == ""
-    check = page.cell('with Check("Check 1 (LayerNorm.forward)")')
-    shown = page.run(check)
-    assert shown.startswith("Check 1 (LayerNorm.forward): not yet.\nThis is not written yet. Write LayerNorm.forward")
+    cell, check = "class LayerNorm(Module)", 'with Check("Check 1 (LayerNorm.forward)")'
+    for text in ("Installs numtrans on Google Colab", "from numtrans.course import Check", cell):
+        assert page.run(text) == ""
+    shown = page.run(check, "Check 1 (LayerNorm.forward): not yet.")
+    assert shown.split("\n")[1].startswith("This is not written yet. Write LayerNorm.forward")
     assert "Traceback" not in shown
     page.picture("assignment-before", check)
 
     solution = cell_of(read(PATH), "layernorm-forward")["source"].split("\n")
     lines = [line.split("  #")[0].rstrip() for line in solution if not line.lstrip().startswith(("###", "#>", '"""'))]
-    typed = "\n".join(line for line in lines if line)
-    answer = page.cell("class LayerNorm(Module)")
-    page.replace(answer, typed)
-    editor = answer.find_element(By.CSS_SELECTOR, ".cm-content")
-    assert [line.rstrip() for line in editor.text.split("\n")] == typed.split("\n")
-    page.picture("assignment-answer", answer)
-    assert page.run(answer) == ""
-    assert page.run(check) == "Check 1 (LayerNorm.forward): passed."
+    typed = [line for line in lines if line]
+    page.replace(cell, "\n".join(typed))
+    editor = page.cell(cell).find_element(By.CSS_SELECTOR, ".cm-content")
+    page.until(lambda: editor.text.rstrip().endswith(typed[-1]))
+    assert [line.rstrip() for line in editor.text.split("\n")] == typed
+    page.picture("assignment-answer", cell)
+    assert page.run(cell) == ""
+    assert page.run(check, "Check 1 (LayerNorm.forward): passed.") == "Check 1 (LayerNorm.forward): passed."
     page.picture("assignment-after", check)
