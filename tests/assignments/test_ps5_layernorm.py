@@ -198,7 +198,11 @@ WRONG = {
         "path through mu is missing",
     ),
     "xhat saved as a list": (
-        FORWARD, "self.save(normalized,", "self.save(normalized.tolist(),", "check-1", "as it was saved, is a list"
+        FORWARD,
+        "self.save(normalized,",
+        "self.save(normalized.tolist(),",
+        "check-1",
+        "as it was saved, is a list",
     ),
     **{
         f"dx {what}": (DX, RETURN_DX, new.format(RETURN_DX.removeprefix("return ")), "check-3", says)
