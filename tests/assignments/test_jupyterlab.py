@@ -179,6 +179,9 @@ def test_a_student_types_an_answer_and_sees_the_check_pass(lab, browser):
     shown = page.run(check, "Check 1 (LayerNorm.forward): not yet.")
     assert shown.split("\n")[1].startswith("This is not written yet. Write LayerNorm.forward")
     assert "Traceback" not in shown
+    page.click(check)
+    page.browser.switch_to.active_element.send_keys("x = 1")
+    assert "x = 1" not in page.cell(check).text  # it can be run, not edited
     page.picture("assignment-before", check)
 
     solution = cell_of(read(PATH), "layernorm-forward")["source"].split("\n")
