@@ -62,7 +62,8 @@ def stack_formulas(app, doctree):
         tex = block.astext()
         parts = [part.strip() for part in re.split(r"\\qquad", tex) if part.strip()]
         has_lines = r"\\" in re.sub(r"\\begin\{(\w+\*?)\}.*?\\end\{\1\}", "", tex, flags=re.DOTALL)
-        if len(parts) > 1 and not has_lines and all(map(is_balanced, parts)):
+        ends = all(part.endswith((",", ";")) for part in parts[:-1])  # and not an arrow between two parts
+        if len(parts) > 1 and ends and not has_lines and all(map(is_balanced, parts)):
             lines = r" \\[0.4em] ".join(f"& {part}" for part in parts)
             block.children = [nodes.Text(rf"\begin{{aligned}} {lines} \end{{aligned}}")]
 
