@@ -680,7 +680,7 @@ mean_moves = {kind: [np.mean([m[c] for m in moves[kind]]) for c in changes] for 
 plots.plot_bars(
     mean_moves, categories=changes, xlabel="what changes around the sentence",
     ylabel="change of its output (standard deviations)",
-    title=f"BatchNorm moves by {mean_moves['BatchNorm'][0]:.2f} with more padding; a mask cures that, but not the "
+    title=f"BatchNorm moves by {mean_moves['BatchNorm'][0]:.2f} with more padding;\na mask cures that, but not the "
     f"{mean_moves['BatchNorm with mask'][1]:.2f} from another neighbor",
 )  # fmt: skip
 
@@ -724,12 +724,14 @@ for share, table in noise.items():
 # %%
 few, many = noise[0.3][0], noise[0.3][-1]  # (measured, formula, tokens)
 both = np.concatenate(list(noise.values()))
+n = np.geomspace(few[2], many[2], 50)  # between the measured sizes the formula is drawn as a smooth curve
+curve = {share: np.exp(np.interp(np.log(n), np.log(t[:, 2]), np.log(t[:, 1]))) for share, t in noise.items()}
 plots.plot_lines(
-    {"formula, tokens independent": (noise[0.0][:, 2], noise[0.0][:, 1]),
-     "formula, 30 % of the variance common to a sentence": (noise[0.3][:, 2], noise[0.3][:, 1])},
+    {"formula, tokens independent": (n, curve[0.0]),
+     "formula, 30 % of the variance common to a sentence": (n, curve[0.3])},
     points={"measured": (both[:, 2], both[:, 0])},
     xlabel="real tokens in the batch (mean)", ylabel="noise of a batch's mean (standard deviations)",
-    title=f"Noise of a batch's mean: {few[0]:.2f} standard deviations at {few[2]:.0f} real tokens, {many[0]:.2f} at "
+    title=f"Noise of a batch's mean: {few[0]:.2f} standard deviations at {few[2]:.0f} real tokens,\n{many[0]:.2f} at "
     f"{many[2]:.0f}", xscale="log", yscale="log",
 )  # fmt: skip
 
