@@ -43,13 +43,16 @@ class EncoderLayer(Module):
     ----------
     d_model, num_heads, d_ff : int
         Width, heads, width of the feed-forward network.
-    num_kv_heads : int, optional
-        Key-value heads (grouped-query attention).
+    num_kv_heads, d_kv, scale : optional
+        Key-value heads (grouped-query attention), features of a head, factor of the scores, as in
+        `MultiHeadAttention`.
     dropout : float, default 0.0
         Used on each sublayer's output, the attention weights and the hidden units.
     norm_placement : {"post", "pre"}, default "post"
         Vaswani et al. (2017) or GPT-2 and later.
     norm : {"layer", "rms"}, default "layer"
+    norm_eps : float, optional
+        ``eps`` of the norms; by default that of the class.
     feedforward : str, default "relu"
         An activation or a gated unit (``"swiglu"``); see `numtrans.layers.feedforward`.
     bias : bool, default True
@@ -63,16 +66,21 @@ class EncoderLayer(Module):
     """
 
     def __init__(
-        self, d_model, num_heads, d_ff, *, num_kv_heads=None, dropout=0.0, norm_placement="post", norm="layer",
-        feedforward="relu", bias=True, causal=False, position=None, rng=None,
+        self, d_model, num_heads, d_ff, *, num_kv_heads=None, d_kv=None, scale=None, dropout=0.0,
+        norm_placement="post", norm="layer", norm_eps=None, feedforward="relu", bias=True, causal=False, position=None,
+        rng=None,
     ):  # fmt: skip
         super().__init__()
         attention = MultiHeadAttention(
-            d_model, num_heads, num_kv_heads, dropout=dropout, bias=bias, causal=causal, position=position, rng=rng
-        )
+            d_model, num_heads, num_kv_heads, d_kv, scale=scale, dropout=dropout, bias=bias, causal=causal,
+            position=position, rng=rng,
+        )  # fmt: skip
         network = make_feedforward(feedforward, d_model, d_ff, dropout=dropout, bias=bias, rng=rng)
-        self.self_attention = Residual(attention, make_norm(norm, d_model), norm_placement, dropout=dropout, rng=rng)
-        self.feedforward = Residual(network, make_norm(norm, d_model), norm_placement, dropout=dropout, rng=rng)
+
+        def residual(sublayer):
+            return Residual(sublayer, make_norm(norm, d_model, norm_eps), norm_placement, dropout=dropout, rng=rng)
+
+        self.self_attention, self.feedforward = residual(attention), residual(network)
 
     def forward(self, x, mask=None):
         """`x` (B, T, D) -> y (B, T, D). `mask` as in `MultiHeadAttention`."""
@@ -97,18 +105,19 @@ class DecoderLayer(Module):
     """
 
     def __init__(
-        self, d_model, num_heads, d_ff, *, num_kv_heads=None, dropout=0.0, norm_placement="post", norm="layer",
-        feedforward="relu", bias=True, position=None, rng=None,
+        self, d_model, num_heads, d_ff, *, num_kv_heads=None, d_kv=None, scale=None, dropout=0.0,
+        norm_placement="post", norm="layer", norm_eps=None, feedforward="relu", bias=True, position=None, rng=None,
     ):  # fmt: skip
         super().__init__()
 
         def attention(position):
             return MultiHeadAttention(
-                d_model, num_heads, num_kv_heads, dropout=dropout, bias=bias, position=position, rng=rng
-            )
+                d_model, num_heads, num_kv_heads, d_kv, scale=scale, dropout=dropout, bias=bias, position=position,
+                rng=rng,
+            )  # fmt: skip
 
         def residual(sublayer):
-            return Residual(sublayer, make_norm(norm, d_model), norm_placement, dropout=dropout, rng=rng)
+            return Residual(sublayer, make_norm(norm, d_model, norm_eps), norm_placement, dropout=dropout, rng=rng)
 
         self.self_attention = residual(attention(position))
         self.cross_attention = residual(attention(None))
@@ -137,22 +146,23 @@ class Encoder(Module):
     ----------
     num_layers : int
         Number of layers.
-    position : {None, "rope", "shaw", "t5", "alibi"}, optional
-        Positions inside attention. T5's bias is one table for all layers, as published.
+    position : {None, "rope", "shaw", "t5", "alibi"} or Module, optional
+        Positions inside attention. T5's bias is one table for all layers, as published, and so is a module that is
+        given.
     """
 
-    def __init__(self, num_layers, d_model, num_heads, d_ff, *, norm_placement="post", norm="layer", position=None,
-                 causal=False, rng=None, **layer_options):  # fmt: skip
+    def __init__(self, num_layers, d_model, num_heads, d_ff, *, norm_placement="post", norm="layer", norm_eps=None,
+                 position=None, causal=False, rng=None, **layer_options):  # fmt: skip
         super().__init__()
         positions = stack_positions(position, num_layers, d_model, num_heads, bidirectional=not causal, rng=rng)
         self.layers = [
             EncoderLayer(
-                d_model, num_heads, d_ff, norm_placement=norm_placement, norm=norm, position=place, causal=causal,
-                rng=rng, **layer_options,
+                d_model, num_heads, d_ff, norm_placement=norm_placement, norm=norm, norm_eps=norm_eps, position=place,
+                causal=causal, rng=rng, **layer_options,
             )
             for place in positions
         ]  # fmt: skip
-        self.norm = make_norm(norm, d_model) if norm_placement == "pre" else None
+        self.norm = make_norm(norm, d_model, norm_eps) if norm_placement == "pre" else None
 
     def forward(self, x, mask=None):
         """`x` (B, T, D) -> y (B, T, D). `mask` as in `MultiHeadAttention`."""
@@ -171,18 +181,18 @@ class Encoder(Module):
 class Decoder(Module):
     """`num_layers` decoder layers, and a closing norm if they are pre-norm. Parameters as for `Encoder`."""
 
-    def __init__(self, num_layers, d_model, num_heads, d_ff, *, norm_placement="post", norm="layer", position=None,
-                 rng=None, **layer_options):  # fmt: skip
+    def __init__(self, num_layers, d_model, num_heads, d_ff, *, norm_placement="post", norm="layer", norm_eps=None,
+                 position=None, rng=None, **layer_options):  # fmt: skip
         super().__init__()
         positions = stack_positions(position, num_layers, d_model, num_heads, bidirectional=False, rng=rng)
         self.layers = [
             DecoderLayer(
-                d_model, num_heads, d_ff, norm_placement=norm_placement, norm=norm, position=place, rng=rng,
-                **layer_options,
+                d_model, num_heads, d_ff, norm_placement=norm_placement, norm=norm, norm_eps=norm_eps, position=place,
+                rng=rng, **layer_options,
             )
             for place in positions
         ]  # fmt: skip
-        self.norm = make_norm(norm, d_model) if norm_placement == "pre" else None
+        self.norm = make_norm(norm, d_model, norm_eps) if norm_placement == "pre" else None
 
     def forward(self, tgt, memory, tgt_mask=None, memory_mask=None):
         """`tgt` (B, Tt, D), `memory` (B, Ts, D) -> y (B, Tt, D). Masks as in `DecoderLayer`."""
@@ -202,9 +212,11 @@ class Decoder(Module):
 
 
 def stack_positions(name, num_layers, d_model, num_heads, *, bidirectional, rng):
-    """One position module for each layer: the same one, but for Shaw's, which has its own tables in each layer."""
+    """One position module for each layer: the same one, or for Shaw's one with tables of its own."""
     if num_layers < 1:
         raise ConfigError(f"a stack of {num_layers} layers, expected at least 1")
+    if isinstance(name, Module):
+        return [name] * num_layers
 
     def make():
         return attention_position(name, d_model // num_heads, num_heads, bidirectional=bidirectional, rng=rng)

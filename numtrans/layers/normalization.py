@@ -243,8 +243,8 @@ class BatchNorm(Module):
 NORMS = {"layer": LayerNorm, "rms": RMSNorm}
 
 
-def make_norm(name, d_model):
-    """A new norm by name, ``"layer"`` or ``"rms"``."""
+def make_norm(name, d_model, eps=None):
+    """A new norm by name, ``"layer"`` or ``"rms"``; without `eps` it has its own default."""
     if name not in NORMS:
         raise ConfigError(f"unknown norm {name!r}, expected one of {', '.join(NORMS)}")
-    return NORMS[name](d_model)
+    return NORMS[name](d_model) if eps is None else NORMS[name](d_model, eps)
