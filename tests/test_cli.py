@@ -12,6 +12,7 @@ from threadpoolctl import threadpool_limits
 
 from numtrans import cli
 from numtrans.checkpoint import read_arrays
+from numtrans.cli import demo
 from numtrans.data import DateTask, SequenceTask
 from numtrans.errors import ConfigError
 from numtrans.layers import Linear
@@ -253,9 +254,9 @@ def test_gradcheck(run, monkeypatch):
 
 
 def test_demo(run, tmp_path, monkeypatch):
-    everything = cli.demo_components()
+    everything = demo.demo_components()
     assert len(everything) == 15
-    monkeypatch.setattr(cli, "demo_components", lambda: everything[:3])
+    monkeypatch.setattr(demo, "demo_components", lambda: everything[:3])
     out = tmp_path / "demo"
     status, printed, _ = run("demo", "--steps", 3, "--out", out)
     assert status == 0
@@ -292,8 +293,8 @@ def test_weights_that_are_not_finite_are_not_saved(run, tmp_path, monkeypatch):
 
 
 def test_an_early_end_of_the_demo(run, tmp_path, monkeypatch):
-    few = cli.demo_components()[:2]
-    monkeypatch.setattr(cli, "demo_components", lambda: few)
+    few = demo.demo_components()[:2]
+    monkeypatch.setattr(demo, "demo_components", lambda: few)
     monkeypatch.setattr(Trainer, "_train_step", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
     status, printed, _ = run("demo", "--steps", 3, "--out", tmp_path / "d")
     assert status == 130

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from numtrans import cli, runs
+from numtrans.cli.train import settings_of
 from numtrans.data import DateTask
 from numtrans.errors import ConfigError
 from numtrans.runs import default_settings, exact_match, load_run, make_run, train_run
@@ -14,7 +15,7 @@ from numtrans.runs import default_settings, exact_match, load_run, make_run, tra
 @pytest.mark.parametrize(("task", "command"), [("dates", "demo"), ("dates", "train"), ("text", "train")])
 def test_default_settings_are_those_of_the_command_line(task, command):
     arguments = cli.parser().parse_args([command])
-    assert cli.settings_of(arguments, task) == default_settings(task)
+    assert settings_of(arguments, task) == default_settings(task)
 
 
 def test_changes():
