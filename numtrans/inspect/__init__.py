@@ -6,7 +6,10 @@ from numtrans.inspect.attention import (
     attention_maximum,
     attention_patterns,
     head_divergence,
+    induction_score,
+    previous_token_score,
 )
+from numtrans.inspect.heads import head_ranks, head_singular_values
 
 __all__ = [
     "attention_distance",
@@ -14,4 +17,8 @@ __all__ = [
     "attention_maximum",
     "attention_patterns",
     "head_divergence",
+    "head_ranks",
+    "head_singular_values",
+    "induction_score",
+    "previous_token_score",
 ]

@@ -63,16 +63,99 @@ def attention_distance(weights, query_mask=None):
     return _mean((P * distance).sum(axis=-1), counts)
 
 
-def attention_patterns(weights, query_mask=None):
-    """`attention_entropy`, `attention_maximum` and `attention_distance` of the same weights.
+def previous_token_score(weights, query_mask=None):
+    r"""Mean weight of each head on the token before the query: 1 if no query attends to anything else.
+
+    .. math:: R_h = \frac{1}{N} \sum_{b,\, i \ge 1} P_{b h i, i-1}
+
+    Self-attention only. The first token has none before it and does not count; nor does a token whose predecessor is
+    padding, by `query_mask`.
+
+    Parameters and result as for `attention_entropy`.
+
+    Raises
+    ------
+    ShapeError
+        If the queries are not as many as the keys.
+    """
+    P, counts, token = _checked_self(weights, query_mask)
+    score = np.zeros(P.shape[:3])                                           # (B, H, T)
+    score[..., 1:] = np.diagonal(P, -1, axis1=-2, axis2=-1)
+    before = np.zeros_like(token)                                           # (B, T)
+    before[:, 1:] = token[:, :-1]
+    return _mean(score, counts & before[:, None])
+
+
+def induction_score(weights, ids, query_mask=None):
+    r"""Mean weight of each head on what followed the query's token where it stood before.
+
+    .. math::
+
+        I_h = \frac{1}{N} \sum_{b, i} \sum_{j \in F_{bi}} P_{bhij}, \qquad
+        F_{bi} = \{ j + 1 : j < i,\; t_{bj} = t_{bi} \}
+
+    A head that reads ``A B ... A`` and looks at ``B`` can predict that ``B`` comes again; it scores 1. Only queries
+    whose token occurred before count. A head that attends evenly to the tokens so far scores by chance the mean of
+    :math:`|F_{bi}| / (i + 1)`: measure on random tokens, repeated once, where it is small.
+
+    Parameters
+    ----------
+    weights : array (B, H, T, T) or (H, T, T)
+        Of self-attention.
+    ids : integer array (B, T), or (T,) for one text
+        The tokens.
+    query_mask : boolean array (B, T), optional
+        True = a real token, for padded batches.
+
+    Returns
+    -------
+    numpy.ndarray (H,)
+        NaN if no token repeats an earlier one.
+
+    Raises
+    ------
+    ShapeError
+        If the queries are not as many as the keys, or the ids do not fit.
+
+    References
+    ----------
+    Olsson et al. (2022), In-context learning and induction heads, arXiv:2209.11895 ("prefix matching").
+    """
+    P, counts, token = _checked_self(weights, query_mask)
+    ids = to_numpy(ids)
+    ids = ids[None] if ids.ndim == 1 else ids
+    if ids.shape != token.shape or ids.dtype.kind not in "iu":
+        raise ShapeError(
+            f"ids have shape {ids.shape} and dtype {ids.dtype}, expected integers (batch, tokens) = {token.shape}"
+        )
+    same = np.tril(ids[:, :, None] == ids[:, None, :], -1) & token[:, None]  # (B, T, T): token j < i is token i
+    follows = np.zeros_like(same)
+    follows[..., 1:] = same[..., :-1]
+    score = (P * follows[:, None]).sum(axis=-1)                             # (B, H, T)
+    return _mean(score, counts & follows.any(axis=-1)[:, None])
+
+
+def attention_patterns(weights, query_mask=None, ids=None):
+    """What each head does, in numbers: the measures above, of the same weights.
+
+    Parameters
+    ----------
+    weights, query_mask
+        As for `attention_entropy`.
+    ids : integer array (B, T), optional
+        The tokens of self-attention, for the two scores that need them to be one sequence.
 
     Returns
     -------
     dict
-        ``entropy``, ``maximum`` and ``distance``, each an array (H,).
+        ``entropy``, ``maximum`` and ``distance``, each an array (H,); with `ids` also ``previous`` and ``induction``.
     """
     measures = {"entropy": attention_entropy, "maximum": attention_maximum, "distance": attention_distance}
-    return {name: measure(weights, query_mask) for name, measure in measures.items()}
+    patterns = {name: measure(weights, query_mask) for name, measure in measures.items()}
+    if ids is not None:
+        patterns["previous"] = previous_token_score(weights, query_mask)
+        patterns["induction"] = induction_score(weights, ids, query_mask)
+    return patterns
 
 
 def head_divergence(weights, query_mask=None):
@@ -130,6 +213,15 @@ def _checked(weights, query_mask):
             raise ConfigError(f"query_mask has dtype {query_mask.dtype}, expected bool: True = the query counts")
         counts = counts & query_mask[:, None]
     return P, counts
+
+
+def _checked_self(weights, query_mask):
+    """`_checked` of self-attention, and which tokens are real, (B, T)."""
+    P, counts = _checked(weights, query_mask)
+    B, _, Tq, Tk = P.shape
+    if Tq != Tk:
+        raise ShapeError(f"weights have {Tq} queries and {Tk} keys, expected as many: self-attention of one sequence")
+    return P, counts, np.ones((B, Tq), bool) if query_mask is None else to_numpy(query_mask)
 
 
 def _entropy(P):
