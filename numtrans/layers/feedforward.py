@@ -133,7 +133,10 @@ class ReGLU(GatedFeedForward):
         super().__init__(d_model, d_ff, "relu", **kwargs)
 
 
-GATES = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu", "glu": "sigmoid", "bilinear": "identity"}
+GATES = {
+    "swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu", "glu": "sigmoid",
+    "bilinear": "identity",
+}  # fmt: skip
 
 
 def make_feedforward(name, d_model, d_ff, *, dropout=0.0, bias=True, rng=None):

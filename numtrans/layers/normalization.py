@@ -247,4 +247,4 @@ def make_norm(name, d_model, eps=None):
     """A new norm by name, ``"layer"`` or ``"rms"``; without `eps` it has its own default."""
     if name not in NORMS:
         raise ConfigError(f"unknown norm {name!r}, expected one of {', '.join(NORMS)}")
-    return NORMS[name](d_model) if eps is None else NORMS[name](d_model, eps)
+    return NORMS[name](d_model) if eps is None else NORMS[name](d_model, eps=eps)

@@ -4,8 +4,10 @@ from dataclasses import asdict, dataclass
 
 from numtrans.blocks import RELATIVE_POSITIONS
 from numtrans.errors import ConfigError
+from numtrans.layers.activations import ACTIVATIONS
 
 POSITIONS = ("sinusoidal", "learned", *RELATIVE_POSITIONS)
+HEADS = ("pooled", "mlm", "none")
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,200 @@ class GPTConfig:
     to_dict = asdict
 
 
+@dataclass(frozen=True)
+class BERTConfig:
+    """Encoder that reads both ways; the defaults are BERT base, uncased (Devlin et al. 2019).
+
+    Parameters
+    ----------
+    vocab_size, max_len : int
+        Size of the vocabulary; longest sequence (rows of the position table).
+    d_model, num_heads, num_layers, d_ff : int
+        Width, heads, depth, width of the feed-forward networks.
+    token_types : int
+        Kinds of tokens: BERT marks the tokens of a first and a second sentence.
+    dropout : float
+        Used on embeddings, attention weights, hidden units and sublayer outputs.
+    norm_eps : float
+    feedforward : str
+        The activation, in the layers and in the masked-LM head.
+    head : {"pooled", "mlm", "none"}
+        What the model returns: a vector of the sequence, logits of every token, or the hidden states.
+    pad_id : int or None
+        Tokens with this id are hidden from attention, unless a mask is given.
+    """
+
+    vocab_size: int = 30522
+    max_len: int = 512
+    d_model: int = 768
+    num_heads: int = 12
+    num_layers: int = 12
+    d_ff: int = 3072
+    token_types: int = 2
+    dropout: float = 0.1
+    norm_eps: float = 1e-12
+    feedforward: str = "gelu"
+    head: str = "pooled"
+    pad_id: int | None = 0
+
+    def __post_init__(self):
+        check_config(self)
+        if self.head not in HEADS:
+            raise ConfigError(f"BERTConfig: head is {self.head!r}, expected one of {', '.join(HEADS)}")
+        if self.feedforward not in ACTIVATIONS:
+            raise ConfigError(
+                f"BERTConfig: feedforward is {self.feedforward!r}, expected one of {', '.join(ACTIVATIONS)}"
+            )
+
+    to_dict = asdict
+
+
+@dataclass(frozen=True)
+class T5Config:
+    """Encoder-decoder with relative positions; the defaults are T5 small, version 1.0 (Raffel et al. 2020).
+
+    Parameters
+    ----------
+    vocab_size, d_model : int
+        Size of the one vocabulary, and the width.
+    d_kv, num_heads : int
+        Features of a head, and heads; their product need not be `d_model`.
+    d_ff, num_encoder_layers, num_decoder_layers : int
+        Width of the feed-forward networks, and depths.
+    num_buckets, max_distance : int
+        Of the relative positions, see `T5RelativeBias`.
+    dropout : float
+        Used on embeddings, attention weights, hidden units, sublayer outputs and the outputs of both stacks.
+    norm_eps : float
+    feedforward : str
+        ``"relu"`` in version 1.0, ``"geglu_tanh"`` in version 1.1.
+    tie_output : bool
+        The output projection is the embedding's table, as in version 1.0; version 1.1 has one of its own.
+    pad_id : int or None
+        Source tokens with this id are hidden from attention, unless a mask is given.
+    """
+
+    vocab_size: int = 32128
+    d_model: int = 512
+    d_kv: int = 64
+    num_heads: int = 8
+    d_ff: int = 2048
+    num_encoder_layers: int = 6
+    num_decoder_layers: int = 6
+    num_buckets: int = 32
+    max_distance: int = 128
+    dropout: float = 0.1
+    norm_eps: float = 1e-6
+    feedforward: str = "relu"
+    tie_output: bool = True
+    pad_id: int | None = 0
+
+    def __post_init__(self):
+        check_config(self)
+
+    to_dict = asdict
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Decoder-only model with RMSNorm, RoPE and SwiGLU; the defaults are Llama 7B (Touvron et al. 2023).
+
+    Parameters
+    ----------
+    vocab_size, max_len : int
+        Size of the vocabulary; longest sequence.
+    d_model, num_heads, num_layers, d_ff : int
+        Width, heads, depth, width of the feed-forward networks.
+    num_kv_heads : int, optional
+        Key-value heads, `num_heads` by default; fewer make grouped-query attention.
+    d_kv : int, optional
+        Features of a head, ``d_model / num_heads`` by default; even, because RoPE turns pairs.
+    rope_base : float
+        ``base`` of `RotaryPositionalEncoding`.
+    norm_eps : float
+    dropout : float
+        Used on attention weights, hidden units and sublayer outputs; Llama is trained without.
+    tie_output : bool
+        The output projection is the embedding's table.
+    """
+
+    vocab_size: int = 32000
+    max_len: int = 2048
+    d_model: int = 4096
+    num_heads: int = 32
+    num_layers: int = 32
+    d_ff: int = 11008
+    num_kv_heads: int | None = None
+    d_kv: int | None = None
+    rope_base: float = 10000.0
+    norm_eps: float = 1e-6
+    dropout: float = 0.0
+    tie_output: bool = False
+
+    def __post_init__(self):
+        check_config(self)
+        if self.num_kv_heads is None:
+            object.__setattr__(self, "num_kv_heads", self.num_heads)
+        if self.d_kv is None:
+            object.__setattr__(self, "d_kv", self.d_model // self.num_heads)
+        if self.d_kv % 2:
+            raise ConfigError(f"LlamaConfig: a head has {self.d_kv} features, expected an even number, for RoPE")
+
+    to_dict = asdict
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """Encoder of image patches; the defaults are ViT base with patches of 16 x 16 (Dosovitskiy et al. 2021).
+
+    Parameters
+    ----------
+    image_size, patch_size : int
+        Height and width of the images and of the patches that they are cut into, in pixels.
+    channels, num_classes : int
+        Of the images, and of the answer.
+    d_model, num_heads, num_layers, d_ff : int
+        Width, heads, depth, width of the feed-forward networks.
+    dropout : float
+        Used on embeddings, attention weights, hidden units and sublayer outputs.
+    norm_eps : float
+    feedforward : str
+        An activation or a gated unit.
+    """
+
+    image_size: int = 224
+    patch_size: int = 16
+    channels: int = 3
+    num_classes: int = 1000
+    d_model: int = 768
+    num_heads: int = 12
+    num_layers: int = 12
+    d_ff: int = 3072
+    dropout: float = 0.0
+    norm_eps: float = 1e-12
+    feedforward: str = "gelu"
+
+    def __post_init__(self):
+        check_config(self)
+        if self.image_size % self.patch_size:
+            raise ConfigError(
+                f"ViTConfig: image_size={self.image_size} is not divisible by patch_size={self.patch_size}"
+            )
+
+    to_dict = asdict
+
+
 def check_config(config):
-    """Raise `ConfigError` for sizes below 1 and unknown positions; the layers check the rest."""
-    name = type(config).__name__
-    for field, value in vars(config).items():
+    """Raise `ConfigError` for sizes below 1, heads that do not divide and unknown positions; layers check the rest."""
+    name, fields = type(config).__name__, vars(config)
+    for field, value in fields.items():
         if isinstance(value, int) and not isinstance(value, bool) and field != "pad_id" and value < 1:
             raise ConfigError(f"{name}: {field} is {value}, expected at least 1")
-    if config.d_model % config.num_heads:
+    if fields.get("d_kv") is None and config.d_model % config.num_heads:
         raise ConfigError(f"{name}: d_model={config.d_model} is not divisible by num_heads={config.num_heads}")
-    if config.position not in POSITIONS:
+    if fields.get("num_kv_heads") is not None and config.num_heads % config.num_kv_heads:
+        raise ConfigError(
+            f"{name}: num_heads={config.num_heads} is not divisible by num_kv_heads={config.num_kv_heads}"
+        )
+    if "position" in fields and config.position not in POSITIONS:
         raise ConfigError(f"{name}: position is {config.position!r}, expected one of {', '.join(POSITIONS)}")

@@ -5,14 +5,12 @@ Shapes: ``B`` batch, ``Ts`` source tokens, ``Tt`` target tokens, ``D`` = d_model
 
 import numpy as np
 
-from numtrans.backend import backend_name, to_device
 from numtrans.blocks import RELATIVE_POSITIONS, Decoder, Encoder
-from numtrans.errors import ShapeError
 from numtrans.layers.embedding import Embedding
 from numtrans.layers.linear import Linear, TiedLinear
-from numtrans.layers.masks import causal_mask, check_boolean, check_fits, padding_mask
 from numtrans.models.configs import TransformerConfig
 from numtrans.models.embeddings import TokenEmbedding
+from numtrans.models.inputs import check_ids, check_pair, key_mask, target_mask
 from numtrans.module import Module
 
 
@@ -57,18 +55,14 @@ class Transformer(Module):
 
     def encode(self, src, src_mask=None):
         """The memory (B, Ts, D) of token ids `src` (B, Ts), and the mask that hides its padding."""
-        self.check_ids("src", src)
-        src_mask = self.source_mask(src, src_mask)
+        src = check_ids("Transformer", "src", src)
+        src_mask = key_mask("Transformer", src, src_mask, self.config.pad_id)
         return self.encoder(self.src_embedding(src), src_mask), src_mask
 
     def decode(self, tgt, memory, src_mask=None, tgt_mask=None):
         """Logits (B, Tt, V) for the token after each of `tgt` (B, Tt). Always causal; `tgt_mask` hides more."""
-        self.check_ids("tgt", tgt)
-        mask = causal_mask(tgt.shape[1])
-        if tgt_mask is not None:
-            tgt_mask = check_boolean(tgt_mask, "Transformer")
-            check_fits(tgt_mask, (len(tgt), self.config.num_heads, *mask.shape), "Transformer", "tgt_mask")
-            mask = to_device(mask, backend_name(tgt_mask)) & tgt_mask
+        tgt = check_ids("Transformer", "tgt", tgt)
+        mask = target_mask("Transformer", tgt, tgt_mask, self.config.num_heads)
         h = self.decoder(self.tgt_embedding(tgt), memory, mask, src_mask)   # (B, Tt, D)
         return self.output(h)                                               # (B, Tt, V)
 
@@ -84,10 +78,7 @@ class Transformer(Module):
         tgt_mask : boolean array that broadcasts to (B, H, Tt, Tt), optional
             Hides target tokens besides the later ones, which are always hidden.
         """
-        self.check_ids("src", src)
-        self.check_ids("tgt", tgt)
-        if len(tgt) != len(src):
-            raise ShapeError(f"Transformer: tgt has {len(tgt)} rows, expected {len(src)} as src")
+        src, tgt = check_pair("Transformer", src, tgt)
         memory, src_mask = self.encode(src, src_mask)
         return self.decode(tgt, memory, src_mask, tgt_mask)
 
@@ -97,15 +88,3 @@ class Transformer(Module):
         dtgt, dmemory = self.decoder.backward(dh)                           # (B, Tt, D), (B, Ts, D)
         self.tgt_embedding.backward(dtgt)
         self.src_embedding.backward(self.encoder.backward(dmemory))
-
-    def source_mask(self, src, src_mask):
-        """`src_mask` as (B, 1, 1, Ts), made from ``pad_id`` when none is given."""
-        if src_mask is None:
-            pad_id = self.config.pad_id
-            return None if pad_id is None else padding_mask(ids=src, pad_id=pad_id)
-        return src_mask[:, None, None, :] if src_mask.ndim == 2 else src_mask
-
-    def check_ids(self, name, ids):
-        """Raise unless `ids` is (batch, tokens)."""
-        if np.ndim(ids) != 2:
-            raise ShapeError(f"Transformer: {name} has shape {np.shape(ids)}, expected (batch, tokens)")

@@ -82,6 +82,7 @@ BLOCKS = Place("blocks.py", ("EncoderLayer, pre-norm", "Encoder, pre-norm"), ("t
 TRANSFORMER = Place("models/transformer.py", ("Transformer, ReLU",), ("models/test_transformer.py", GOLDEN))
 GPT = Place("models/gpt.py", ("GPT",), ("models/test_gpt.py", GOLDEN))
 TOKENS = Place("models/embeddings.py", ("GPT",), ("models/test_transformer.py", "models/test_gpt.py", GOLDEN))
+INPUTS = Place("models/inputs.py", (), ("models/test_transformer.py",))
 LOSSES = Place("losses.py", ("CrossEntropyLoss", "CrossEntropyLoss, smoothed", "CrossEntropyLoss, sum",
                "CrossEntropyLoss, none", "MSELoss"), ("test_losses.py",))  # fmt: skip
 OPTIM_TESTS = ("optim/test_optimizers.py", "faults/test_faults_losses_optim.py", GOLDEN)
@@ -356,16 +357,18 @@ MUTATIONS = [
     Mutation("encoder-mask", BLOCKS, "self.self_attention(x, mask=mask)", "self.self_attention(x, mask=None)",
              "padding of the source seen", components=()),
     Mutation("encoder-closing-norm-missing", BLOCKS,
-             'make_norm(norm, d_model) if norm_placement == "pre" else None', "None",
+             'make_norm(norm, d_model, norm_eps) if norm_placement == "pre" else None', "None",
              "pre-norm encoder without closing norm", nth=1, components=()),
     Mutation("decoder-closing-norm-post", BLOCKS,
-             'make_norm(norm, d_model) if norm_placement == "pre" else None', "make_norm(norm, d_model)",
+             'make_norm(norm, d_model, norm_eps) if norm_placement == "pre" else None',
+             "make_norm(norm, d_model, norm_eps)",
              "post-norm decoder with a second norm", nth=2, components=()),
     Mutation("encoder-backward-order", BLOCKS, "for layer in reversed(self.layers):", "for layer in self.layers:",
              "layers undone in forward's order", nth=1),
     Mutation("encoder-closing-norm-backward", BLOCKS, "dx = dy if self.norm is None else self.norm.backward(dy)",
              "dx = dy", "closing norm skipped in backward", nth=1),
-    Mutation("gpt-not-causal", BLOCKS, "position=place, causal=causal", "position=place, causal=False",
+    Mutation("gpt-not-causal", BLOCKS, "causal=causal, rng=rng, **layer_options",
+             "causal=False, rng=rng, **layer_options",
              "decoder-only model sees the future", components=()),
     Mutation("t5-table-each-layer", BLOCKS, "[make()] * num_layers", "[make() for _ in range(num_layers)]",
              "T5's bias not shared by the layers", components=()),
@@ -534,11 +537,11 @@ MUTATIONS = [
              "network = make_feedforward(feedforward, d_model, d_ff, dropout=dropout,",
              "network = make_feedforward(feedforward, d_model, d_ff, dropout=0.0,", "hidden units not dropped",
              components=()),
-    Mutation("transformer-target-mask", TRANSFORMER, "to_device(mask, backend_name(tgt_mask)) & tgt_mask", "tgt_mask",
+    Mutation("transformer-target-mask", INPUTS, "to_device(mask, backend_name(tgt_mask)) & tgt_mask", "tgt_mask",
              "a target mask replaces the causal one", components=()),
     Mutation("transformer-untied", TRANSFORMER, "target = source if c.tie_embeddings else Embedding(",
              "target = Embedding(", "tables of source and target not shared", components=()),
-    Mutation("transformer-pad-id", TRANSFORMER, "pad_id = self.config.pad_id", "pad_id = 0", "padding is always 0",
+    Mutation("transformer-pad-id", TRANSFORMER, "self.config.pad_id", "0", "padding is always 0",
              components=()),
     Mutation("gpt-tie", GPT, "if c.tie_output", "if not c.tie_output", "output tied when it should not be",
              components=()),

@@ -1,0 +1,72 @@
+"""What models ask of token ids and masks. Shapes: ``B`` batch, ``H`` heads, ``T`` tokens."""
+
+import numpy as np
+
+from numtrans.backend import backend_name, to_device
+from numtrans.errors import ShapeError
+from numtrans.layers.masks import causal_mask, check_boolean, check_fits, padding_mask
+
+
+def check_ids(owner, name, ids, max_len=None):
+    """`ids` as an array; raise unless it is (batch, tokens), with at most `max_len` tokens.
+
+    `owner` and `name` go into the message.
+    """
+    if np.ndim(ids) != 2:
+        raise ShapeError(f"{owner}: {name} {_have(name)} shape {np.shape(ids)}, expected (batch, tokens)")
+    if max_len is not None and np.shape(ids)[1] > max_len:
+        raise ShapeError(f"{owner}: {name} {_have(name)} {np.shape(ids)[1]} tokens, expected at most max_len={max_len}")
+    return ids if hasattr(ids, "dtype") else np.asarray(ids)
+
+
+def check_pair(owner, src, tgt):
+    """`src` and `tgt` as arrays; raise unless both are (batch, tokens), of one batch."""
+    src, tgt = check_ids(owner, "src", src), check_ids(owner, "tgt", tgt)
+    if len(tgt) != len(src):
+        raise ShapeError(f"{owner}: tgt has {len(tgt)} rows, expected {len(src)} as src")
+    return src, tgt
+
+
+def key_mask(owner, ids, mask, pad_id):
+    """The mask of attention to the tokens `ids` (B, T).
+
+    Parameters
+    ----------
+    owner : str
+        Named in errors.
+    ids : integer array (B, T)
+    mask : boolean array (B, T), or one that broadcasts to the scores, or None
+        True = real token.
+    pad_id : int or None
+        Without a mask, the tokens with this id are hidden.
+
+    Returns
+    -------
+    boolean array (B, 1, 1, T), or the mask given, or None
+    """
+    if mask is None:
+        return None if pad_id is None else padding_mask(ids=ids, pad_id=pad_id)
+    mask = check_boolean(mask, owner)
+    if mask.ndim != 2:
+        return mask
+    if mask.shape != np.shape(ids):
+        raise ShapeError(
+            f"{owner}: mask has shape {tuple(mask.shape)}, expected {np.shape(ids)}, one entry a token, or "
+            "(batch, heads, queries, keys)"
+        )
+    return mask[:, None, None, :]
+
+
+def target_mask(owner, tgt, tgt_mask, num_heads):
+    """The causal mask (T, T) of `tgt` (B, T), and what `tgt_mask`, broadcastable to (B, H, T, T), hides besides."""
+    B, T = np.shape(tgt)
+    mask = causal_mask(T)
+    if tgt_mask is None:
+        return mask
+    tgt_mask = check_boolean(tgt_mask, owner)
+    check_fits(tgt_mask, (B, num_heads, T, T), owner, "tgt_mask")
+    return to_device(mask, backend_name(tgt_mask)) & tgt_mask
+
+
+def _have(name):
+    return "have" if name == "ids" else "has"
