@@ -5,16 +5,19 @@ and ``test`` (lists of string pairs), ``source_vocab``, ``target_vocab``, ``enco
 :class:`Seq2SeqBatches` makes batches of any of them. :class:`TextTask` makes its own.
 """
 from numtrans.data.batching import IGNORE, Batch, Seq2SeqBatches, pad_batch, shift_targets
+from numtrans.data.bpe import BytePairEncoder
+from numtrans.data.bytes import ByteVocabulary
 from numtrans.data.date_names import FORMATS, DateFormat
 from numtrans.data.dates import DateTask, write_date, write_dates
 from numtrans.data.pairs import PairTask, load_pairs
-from numtrans.data.subword import SubwordVocabulary, vocabulary_from_dict
 from numtrans.data.tasks import Seq2SeqTask, SequenceTask
 from numtrans.data.text import TextTask, load_text
+from numtrans.data.tokenizer import Tokenizer, make_vocabulary, vocabulary_from_dict
 from numtrans.data.vocabulary import BOS, EOS, PAD, UNK, Vocabulary
 
 __all__ = [
-    "BOS", "EOS", "FORMATS", "IGNORE", "PAD", "UNK", "Batch", "DateFormat", "DateTask", "PairTask", "Seq2SeqBatches",
-    "Seq2SeqTask", "SequenceTask", "SubwordVocabulary", "TextTask", "Vocabulary", "load_pairs", "load_text",
-    "pad_batch", "shift_targets", "vocabulary_from_dict", "write_date", "write_dates",
+    "BOS", "EOS", "FORMATS", "IGNORE", "PAD", "UNK", "Batch", "BytePairEncoder", "ByteVocabulary", "DateFormat",
+    "DateTask", "PairTask", "Seq2SeqBatches", "Seq2SeqTask", "SequenceTask", "TextTask", "Tokenizer", "Vocabulary",
+    "load_pairs", "load_text", "make_vocabulary", "pad_batch", "shift_targets", "vocabulary_from_dict",
+    "write_date", "write_dates",
 ]

@@ -1,10 +1,9 @@
 """Sentence pairs from files: two texts whose lines belong together, or one file with a tab in each line."""
 import numpy as np
 
-from numtrans.data.subword import SubwordVocabulary
 from numtrans.data.tasks import Seq2SeqTask
 from numtrans.data.text import load_text
-from numtrans.data.vocabulary import Vocabulary
+from numtrans.data.tokenizer import make_vocabulary
 from numtrans.errors import DataError
 
 
@@ -71,7 +70,7 @@ class PairTask(Seq2SeqTask):
     source, target : str or Path
         See :func:`load_pairs`.
     level : {"word", "char", "subword"}, default "word"
-        What a symbol is. ``"subword"`` needs the ``tokenizers`` package.
+        What a symbol is; ``"subword"`` is byte-pair encoding (:class:`BytePairEncoder`).
     vocab_size : int, default 8000
         At most so many ids on each side, special ids included; for ``"char"``, which has few anyway, without effect.
     validation, test : float, defaults 0.1 and 0.1
@@ -108,13 +107,5 @@ class PairTask(Seq2SeqTask):
                                     pairs(order[n_valid + n_test:]))
         self.level = level
         super().__init__(train, valid, test_pairs,
-                         _build_vocabulary([s for s, _ in train], level, vocab_size),
-                         _build_vocabulary([t for _, t in train], level, vocab_size))
-
-
-def _build_vocabulary(texts, level, vocab_size):
-    if level == "char":
-        return Vocabulary.from_characters(texts)
-    if level == "word":
-        return Vocabulary.from_words(texts, max_size=vocab_size)
-    return SubwordVocabulary.from_texts(texts, vocab_size)
+                         make_vocabulary(level, [s for s, _ in train], vocab_size),
+                         make_vocabulary(level, [t for _, t in train], vocab_size))

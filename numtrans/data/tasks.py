@@ -14,7 +14,7 @@ class Seq2SeqTask:
     ----------
     train, valid, test : list of (str, str)
         Source and target strings.
-    source_vocab, target_vocab : Vocabulary or SubwordVocabulary
+    source_vocab, target_vocab : Tokenizer
 
     Attributes
     ----------

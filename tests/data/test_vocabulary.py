@@ -1,12 +1,19 @@
 """Vocabularies: the way there and back, the special ids, JSON, and what they refuse."""
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from numtrans.data import BOS, EOS, PAD, UNK, SubwordVocabulary, Vocabulary, vocabulary_from_dict
+from numtrans.data import (
+    BOS,
+    EOS,
+    PAD,
+    UNK,
+    BytePairEncoder,
+    ByteVocabulary,
+    Vocabulary,
+    make_vocabulary,
+    vocabulary_from_dict,
+)
 from numtrans.errors import DataError
 
 TEXTS = ["The cat's tail, the well-known one.", "Größe: 3,5 m?", "the dog (a big dog) sleeps!"]
@@ -16,7 +23,8 @@ def test_the_special_ids_are_fixed():
     vocab = Vocabulary.from_characters(["ba"])
     assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
     assert (vocab.pad, vocab.bos, vocab.eos, vocab.unk) == (0, 1, 2, 3)
-    assert (SubwordVocabulary.pad, SubwordVocabulary.bos, SubwordVocabulary.eos, SubwordVocabulary.unk) == (0, 1, 2, 3)
+    for kind in (ByteVocabulary, BytePairEncoder):
+        assert (kind.pad, kind.bos, kind.eos, kind.unk) == (0, 1, 2, 3)
     assert vocab.encode("ab") == [4, 5]
     assert len(vocab) == 6
 
@@ -85,63 +93,30 @@ def test_json(vocab):
     (lambda: Vocabulary(["a"]).decode([-1]), "ids must be from 0 to 4, got -1"),
     (lambda: vocabulary_from_dict({"level": "word"}), r"'level' and 'symbols', got the keys \['level'\]"),
     (lambda: vocabulary_from_dict(["a"]), "expected a dict .* got list"),
+    (lambda: vocabulary_from_dict({"level": "syllable"}), "character, word, byte, subword; got level='syllable'"),
+    (lambda: vocabulary_from_dict({"level": ["word"]}), r"got level=\['word'\]"),
+    (lambda: make_vocabulary("syllable", ["a"]), "kind must be .* got 'syllable'"),
 ])
 def test_mistakes_are_named(call, message):
     with pytest.raises(DataError, match=message):
         call()
 
 
-class TestSubwords:
-    texts = ["the cat sat on the mat", "die Katze saß auf der Matte", "a hat, that hat!"] * 5
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def vocab(cls):
-        pytest.importorskip("tokenizers")
-        return SubwordVocabulary.from_texts(cls.texts, vocab_size=280)
-
-    def test_every_text_comes_back_exactly(self, vocab):
-        for text in [*self.texts, " two  spaces ", "unseen: 漢字 🙂 \n\t", "", "<eos> <pad>"]:
-            ids = vocab.encode(text)
-            assert min(ids, default=4) >= 4
-            assert vocab.decode(ids) == text
-
-    def test_size_and_merges(self, vocab):
-        assert len(vocab) == 280
-        assert len(vocab.encode("the")) < 3                             # three bytes without a merge
-
-    def test_special_ids(self, vocab):
-        a, b = vocab.encode("the"), vocab.encode(" mat")
-        assert vocab.decode([1, *a, 0, *b, 2, *a]) == "the mat"
-        assert vocab.decode([*a, 3, *b]) == "the\ufffd mat"
-
-    def test_json(self, vocab):
-        again = vocabulary_from_dict(json.loads(json.dumps(vocab.to_dict())))
-        assert type(again) is SubwordVocabulary
-        assert again == vocab
-        assert again.encode("<eos> cat") == vocab.encode("<eos> cat")
-
-    def test_training_gives_the_same_merges_in_another_process(self, vocab):
-        code = ("import json; from numtrans.data import SubwordVocabulary as S; "
-                f"print(json.dumps(S.from_texts({self.texts!r}, vocab_size=280).to_dict()))")
-        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "5"})
-        assert json.loads(out.stdout) == vocab.to_dict()
-
-    def test_mistakes_are_named(self, vocab):
-        with pytest.raises(DataError, match=r"at least 260 .* got 259"):
-            SubwordVocabulary.from_texts(["a"], vocab_size=259)
-        with pytest.raises(DataError, match="from_texts: expected a list of strings, got one string"):
-            SubwordVocabulary.from_texts("a")
-        with pytest.raises(DataError, match=r"SubwordVocabulary\.decode: ids must be from 0 to 279, got 280"):
-            vocab.decode([280])
-        with pytest.raises(DataError, match=r"SubwordVocabulary\.encode: expected a string, got int"):
-            vocab.encode(3)
-        with pytest.raises(DataError, match="expected a dict with 'tokenizer'"):
-            vocabulary_from_dict({"level": "subword"})
-
-
-def test_without_the_tokenizers_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tokenizers", None)                # import then raises ImportError
-    with pytest.raises(ImportError, match=r'pip install "numtrans\[pretrained\]"'):
-        SubwordVocabulary.from_texts(["a"])
+@pytest.mark.parametrize(("kind", "cls"), [
+    ("char", Vocabulary), ("word", Vocabulary), ("byte", ByteVocabulary), ("bpe", BytePairEncoder),
+    ("subword", BytePairEncoder),
+])
+def test_every_kind_of_tokenizer_keeps_the_protocol(kind, cls):
+    texts = ["The cat's tail, the well-known one.", "Gr\u00f6\u00dfe: 3 m?"]     # words come back with the usual spaces
+    vocab = make_vocabulary(kind, texts, vocab_size=280)
+    assert type(vocab) is cls
+    for text in texts:
+        ids = vocab.encode(text)
+        assert all(type(i) is int and 4 <= i < len(vocab) for i in ids)
+        assert vocab.decode(ids) == text
+        assert vocab.decode([1, *ids, 0, 2, *ids]) == text
+    assert (vocab.encode(""), vocab.decode([])) == ([], "")
+    data = vocab.to_dict()
+    assert vocabulary_from_dict(json.loads(json.dumps(data))) == vocab
+    assert vocabulary_from_dict(data).to_dict() == data
+    assert repr(vocab).startswith(f"{cls.__name__}({len(vocab)} ids")
