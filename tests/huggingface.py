@@ -1,0 +1,101 @@
+"""Models of the library `transformers` in float64, and the comparison with ours: outputs and every gradient.
+
+`transformers` takes means of squares, softmaxes and angles in float32 whatever the dtype of the model is. To compare
+in float64, `in_float64` gives the files of its models a `torch` whose float32 is float64; nothing else changes.
+"""
+
+import importlib
+
+import numpy as np
+import pytest
+
+
+class Float64:
+    """The module torch, but for the names of single precision."""
+
+    def __init__(self, torch):
+        self.torch, self.float, self.float32 = torch, torch.float64, torch.float64
+
+    def __getattr__(self, name):
+        return getattr(self.torch, name)
+
+
+def in_float64(monkeypatch, *models):
+    """Let the files of `models` (``"llama"``, ...) compute in float64; returns (torch, transformers)."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    for name in models:
+        module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+        monkeypatch.setattr(module, "torch", Float64(torch))
+    return torch, transformers
+
+
+def build(torch, kind, config, seed=0):
+    """A `kind` with `config` in float64, evaluation mode; generic weights: no gain is 1, no bias 0."""
+    config._attn_implementation = "eager"
+    model = kind(config).double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * noise)
+            else:
+                parameter.copy_(noise * parameter.shape[-1] ** -0.5)
+    return model
+
+
+def linear(ours, theirs, bias=True):
+    """Names of a linear layer: ours of shape (in, out), theirs (out, in)."""
+    names = {f"{ours}.W": (f"{theirs}.weight", np.transpose)}
+    return names | ({f"{ours}.b": (f"{theirs}.bias", None)} if bias else {})
+
+
+def layer_norm(ours, theirs):
+    return {f"{ours}.gamma": (f"{theirs}.weight", None), f"{ours}.beta": (f"{theirs}.bias", None)}
+
+
+def copy_weights(model, reference, names):
+    """Set the parameters of `model`, in float64, from `reference`; `names` maps ours to (theirs, transform or None)."""
+    theirs = dict(reference.named_parameters())
+    model.astype(np.float64).eval()
+    ours = dict(model.named_parameters())
+    assert set(names) == set(ours)
+    assert model.num_parameters() == sum(p.numel() for p in theirs.values())  # nothing of theirs is left out
+    for name, (their_name, transform) in names.items():
+        value = theirs[their_name].detach().numpy()
+        value = value if transform is None else transform(value)
+        assert value.shape == ours[name].data.shape, name
+        ours[name].data = np.array(value)
+    return model
+
+
+def compare(torch, model, y, reference, y_reference, names, keep=None, tolerance=1e-9):
+    """Compare outputs and, from a random cotangent, the gradients of all parameters; returns what backward returns.
+
+    `keep` selects the rows that are compared; the cotangent is 0 elsewhere. An error counts relative to the norm of
+    its tensor; a gradient that is 0 in exact arithmetic (the bias of the keys) relative to that of all tensors.
+    """
+    keep = np.ones(y.shape[:-1], bool) if keep is None else np.broadcast_to(keep, y.shape[:-1])
+    expected = y_reference.detach().numpy()
+    assert y.shape == expected.shape
+    assert y.dtype == expected.dtype == np.float64
+    assert error(y[keep], expected[keep]) <= tolerance, error(y[keep], expected[keep])
+    dy = np.random.default_rng(5).standard_normal(y.shape) * keep[..., None]
+    y_reference.backward(torch.from_numpy(dy))
+    dx = model.backward(dy)
+    assert model.pending == 0
+    theirs = dict(reference.named_parameters())
+    whole = np.sqrt(sum(float((p.grad**2).sum()) for p in theirs.values()))
+    for name, parameter in model.named_parameters():
+        their_name, transform = names[name]
+        gradient = theirs[their_name].grad.numpy()
+        gradient = gradient if transform is None else transform(gradient)
+        assert gradient.shape == parameter.grad.shape, name
+        distance = np.linalg.norm(parameter.grad - gradient)
+        assert distance <= tolerance * np.linalg.norm(gradient) + 1e-12 * whole, f"{name}: {distance:.3g}"
+    return dx
+
+
+def error(found, expected):
+    """Norm of the difference over the norm of `expected`."""
+    return np.linalg.norm(found - expected) / np.linalg.norm(expected)
