@@ -32,7 +32,7 @@ def attention_entropy(weights, query_mask=None):
     numpy.ndarray (H,)
         NaN for a head without a query that counts.
     """
-    P, counts = _checked(weights, query_mask)
+    P, counts = checked_weights(weights, query_mask)
     return _mean(_entropy(P), counts)
 
 
@@ -43,7 +43,7 @@ def attention_maximum(weights, query_mask=None):
 
     Parameters and result as for `attention_entropy`.
     """
-    P, counts = _checked(weights, query_mask)
+    P, counts = checked_weights(weights, query_mask)
     return _mean(P.max(axis=-1, initial=0), counts)
 
 
@@ -57,7 +57,7 @@ def attention_distance(weights, query_mask=None):
 
     Parameters and result as for `attention_entropy`.
     """
-    P, counts = _checked(weights, query_mask)
+    P, counts = checked_weights(weights, query_mask)
     Tq, Tk = P.shape[-2:]
     distance = np.abs(np.arange(Tq)[:, None] - np.arange(Tk))               # (Tq, Tk)
     return _mean((P * distance).sum(axis=-1), counts)
@@ -179,7 +179,7 @@ def head_divergence(weights, query_mask=None):
     ----------
     Lin (1991), Divergence measures based on the Shannon entropy, IEEE Transactions on Information Theory 37(1).
     """
-    P, counts = _checked(weights, query_mask)
+    P, counts = checked_weights(weights, query_mask)
     own = _entropy(P)                                                       # (B, H, Tq)
     H = P.shape[1]
     J = np.empty((H, H))
@@ -189,8 +189,8 @@ def head_divergence(weights, query_mask=None):
     return J
 
 
-def _checked(weights, query_mask):
-    """The weights as float64 (B, H, Tq, Tk), and which queries count, (B, H, Tq)."""
+def checked_weights(weights, query_mask):
+    """The weights as float64 (B, H, Tq, Tk), and which queries count, (B, H, Tq); raise if they are no weights."""
     try:
         P = to_numpy(weights).astype(np.float64)
     except (TypeError, ValueError) as error:
@@ -216,8 +216,8 @@ def _checked(weights, query_mask):
 
 
 def _checked_self(weights, query_mask):
-    """`_checked` of self-attention, and which tokens are real, (B, T)."""
-    P, counts = _checked(weights, query_mask)
+    """`checked_weights` of self-attention, and which tokens are real, (B, T)."""
+    P, counts = checked_weights(weights, query_mask)
     B, _, Tq, Tk = P.shape
     if Tq != Tk:
         raise ShapeError(f"weights have {Tq} queries and {Tk} keys, expected as many: self-attention of one sequence")
