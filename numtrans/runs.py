@@ -12,6 +12,7 @@ import numpy as np
 
 from numtrans.checkpoint import load_weights, save_weights, write_json
 from numtrans.data import (
+    OBJECTIVES,
     UNK,
     DateTask,
     PairTask,
@@ -24,12 +25,15 @@ from numtrans.data import (
 from numtrans.errors import CheckpointError, ConfigError, NonFiniteError
 from numtrans.generation import translate
 from numtrans.losses import CrossEntropyLoss
-from numtrans.models import GPT, GPTConfig, Transformer, TransformerConfig
+from numtrans.models import BERT, GPT, T5, BERTConfig, GPTConfig, T5Config, Transformer, TransformerConfig
 from numtrans.optim import AdamW, no_decay, warmup_cosine
 from numtrans.training import Trainer
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-KINDS = {"Transformer": (Transformer, TransformerConfig), "GPT": (GPT, GPTConfig)}
+KINDS = {
+    "Transformer": (Transformer, TransformerConfig), "GPT": (GPT, GPTConfig), "BERT": (BERT, BERTConfig),
+    "T5": (T5, T5Config),
+}  # fmt: skip
 
 # A small model that reads dates after about a minute on two cores: what `numtrans demo` trains.
 DEFAULTS = dict(
@@ -41,11 +45,18 @@ DEFAULTS = dict(
 # A character model learns with nanoGPT's settings for a small CPU run.
 TEXT_DEFAULTS = dict(
     layers=4, d_model=128, batch=12, lr=1e-3, warmup=100, final_lr=0.1, beta2=0.99, weight_decay=0.1,
-    feedforward="gelu_tanh", position="learned",
+    feedforward="gelu_tanh", position="learned", objective="clm", tokenizer="char",
 )  # fmt: skip
 
+# What a masked language model is, and an encoder-decoder that fills in spans: their architecture leaves no choice.
+ARCHITECTURES = {
+    "mlm": dict(norm_placement="post", norm="layer", position="learned"),
+    "span": dict(norm_placement="pre", norm="rms", position="t5"),
+}
+
 TASKS = ("dates", "copy", "reverse", "sort", "text", "pairs")
-DATA = ("text", "source", "target", "level")  # settings that say where the data of a task are
+LATER = ("tokenizer", "vocab_size", "objective")  # settings that the runs of earlier versions do not have
+DATA = ("text", "source", "target", "level", *LATER)  # settings that say what the data of a task are
 
 
 def default_settings(task="dates", **changes):
@@ -74,6 +85,7 @@ def default_settings(task="dates", **changes):
     if task not in TASKS:
         raise ConfigError(f"unknown task {task!r}; the tasks are {', '.join(TASKS)}")
     defaults = {**DEFAULTS, **(TEXT_DEFAULTS if task == "text" else {})}
+    defaults.update(ARCHITECTURES.get(changes.get("objective"), {}))
     settings = {"task": task, **dict.fromkeys(DATA), "seed": 0, "backend": "numpy", **defaults}
     unknown = sorted(set(changes) - set(settings))
     if unknown:
@@ -92,14 +104,26 @@ class Run:
 
     def translate(self, texts, max_len=None):
         """The greedy translation of each of `texts`, as strings."""
-        if not isinstance(self.model, Transformer):
-            raise ConfigError("this run holds a language model; use `numtrans sample`, not `numtrans translate`")
+        self.check_model(Transformer, "translate")
         rows = [self.source_vocab.encode(text) for text in texts]
         if not all(rows):
             raise ConfigError(f"translate: text {rows.index([]) + 1} of {len(rows)} is empty")
         max_len = self.settings.get("longest_target", 100) + 1 if max_len is None else max_len
         written = translate(self.model, pad_batch(rows)[0], max_len)
         return [self.target_vocab.decode(row) for row in written]
+
+    def check_model(self, kind, command):
+        """Raise unless the model is a `kind`, as `command` needs it; the message says what the model is good for."""
+        if isinstance(self.model, kind):
+            return
+        if isinstance(self.model, Transformer):
+            what = f"a translator; use `numtrans translate`, not `numtrans {command}`"
+        elif isinstance(self.model, GPT):
+            what = f"a language model; use `numtrans sample`, not `numtrans {command}`"
+        else:
+            what = (f"a model that fills in hidden tokens (objective {self.settings.get('objective')}) and writes no "
+                    f"texts, as `numtrans {command}` asks for")  # fmt: skip
+        raise ConfigError(f"this run holds {what}")
 
     def save(self, folder):
         """Write ``config.json`` and ``model.safetensors`` into `folder`."""
@@ -141,8 +165,11 @@ def load_run(folder):
         what = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{Path(folder) / CONFIG}: not the configuration of a run ({what})") from error
     c = run.model.config
-    sizes = (c.vocab_size,) * 2 if isinstance(run.model, GPT) else (c.src_vocab_size, c.tgt_vocab_size)
-    if sizes != (len(run.source_vocab), len(run.target_vocab)):
+    if isinstance(run.model, Transformer):
+        sizes, fitting = (c.src_vocab_size, c.tgt_vocab_size), (len(run.source_vocab), len(run.target_vocab))
+    else:
+        sizes, fitting = c.vocab_size, make_objective(run.settings, run.target_vocab).vocab_size
+    if sizes != fitting:
         raise CheckpointError(f"{Path(folder) / CONFIG}: the vocabularies do not have the sizes {sizes} of the model")
     load_weights(run.model, Path(folder) / WEIGHTS)
     run.model.eval()
@@ -151,7 +178,7 @@ def load_run(folder):
 
 def load_settings(folder, names):
     """The settings of the run in `folder`, for going on with its training; each of `names` must be there."""
-    settings = _read_config(folder)["settings"]
+    settings = {**dict.fromkeys(LATER), **_read_config(folder)["settings"]}
     missing = [name for name in names if name not in settings]
     if missing:
         raise CheckpointError(f"{Path(folder) / CONFIG}: the settings lack {', '.join(missing)}")
@@ -161,6 +188,9 @@ def load_settings(folder, names):
 def check_same(run, folder):
     """Raise unless `run`, made anew from its data, has the sizes and vocabularies of the one in `folder`."""
     before, now = _read_config(folder), json.loads(json.dumps(run.description()))
+    for name in ("source_vocab", "target_vocab"):  # an earlier version wrote subwords in another form
+        if isinstance(before.get(name), dict) and "tokenizer" in before[name]:
+            before[name] = vocabulary_from_dict(before[name]).to_dict()
     changed = [name for name in now if before.get(name) != now[name]]
     if changed:
         raise CheckpointError(
@@ -184,18 +214,23 @@ def _read_config(folder):
 # ---- tasks: where batches come from, and how a model is judged
 
 
-def make_task(name, *, text=None, source=None, target=None, level="word", block=64, seed=0):
+def make_task(
+    name, *, text=None, source=None, target=None, level="word", tokenizer="char", vocab_size=None, block=64, seed=0
+):  # fmt: skip
     """The data set called `name`: dates, copy, reverse, sort, text or pairs."""
+    size = {} if vocab_size is None else {"vocab_size": vocab_size}
+    if size and (name == "text" and tokenizer != "bpe"):
+        raise ConfigError(f"vocab_size has no meaning with the tokenizer {tokenizer!r}, only with 'bpe'")
     if name == "dates":
         return DateTask(seed=seed)
     if name in ("copy", "reverse", "sort"):
         return SequenceTask(name, seed=seed)
     if name == "text":
-        return TextTask(text, block=block)
+        return TextTask(text, block=block, tokenizer=tokenizer, **size)
     if name == "pairs":
         if source is None:
             raise ConfigError("--task pairs needs --source FILE (tab-separated), or --source FILE --target FILE")
-        return PairTask(source, target, level=level, seed=seed)
+        return PairTask(source, target, level=level, seed=seed, **size)
     raise ConfigError(f"unknown task {name!r}")
 
 
@@ -215,15 +250,33 @@ class StepBatches:
         return (batch.src, batch.tgt_in), batch.tgt_out
 
 
-class TextBatches:
-    """Random rows of a text by the number of the step."""
+def make_objective(settings, vocab):
+    """What a language model with these settings learns from a text: an object of `numtrans.data.OBJECTIVES`."""
+    name = settings.get("objective") or "clm"
+    if name not in OBJECTIVES:
+        raise ConfigError(f"unknown objective {name!r}; the objectives are {', '.join(OBJECTIVES)}")
+    return OBJECTIVES[name](len(vocab), settings.get("block", 1))
 
-    def __init__(self, task, batch_size, seed=0):
+
+class TextBatches:
+    """Random rows of a text, made into examples by an objective, by the number of the step."""
+
+    def __init__(self, task, batch_size, seed=0, objective=None):
         self.task, self.batch_size, self.seed = task, batch_size, seed
+        self.objective = objective or OBJECTIVES["clm"](len(task.vocab), task.block)
 
     def batch(self, step):
         """Inputs and targets of `step`, counted from 1."""
-        return self.task.batch(np.random.default_rng((self.seed, step)), self.batch_size)
+        rng = np.random.default_rng((self.seed, step))
+        return self.objective(self.task.rows(rng, self.batch_size, self.objective.length), rng)
+
+    def held_out(self):
+        """Batches over the whole validation part; what is hidden in them is the same each time."""
+        size = max(64, self.batch_size)
+        if self.objective.name == "clm":
+            return (((x,), y) for x, y in self.task.eval_batches(size))
+        rows = enumerate(self.task.whole_rows(size, self.objective.length))
+        return (self.objective(part, np.random.default_rng((self.seed, 0, i))) for i, part in rows)
 
 
 def mean_loss(model, batches):
@@ -256,8 +309,8 @@ def exact_match(run, pairs, batch_size=100):
 def validation(run, task, batch_size):
     """The function that `Trainer` calls for the numbers of the validation set."""
     if isinstance(task, TextTask):
-        rows = max(64, batch_size)
-        return lambda: {"valid_loss": mean_loss(run.model, (((x,), y) for x, y in task.eval_batches(rows)))}
+        batches = TextBatches(task, batch_size, run.settings["seed"], make_objective(run.settings, task.vocab))
+        return lambda: {"valid_loss": mean_loss(run.model, batches.held_out())}
     held_out = Seq2SeqBatches(task.encode_pairs(task.valid), 100, shuffle=False)
 
     def validate():
@@ -279,8 +332,8 @@ def make_run(task, settings):
     )  # fmt: skip
     rng = np.random.default_rng(s["seed"])
     if isinstance(task, TextTask):
-        config = GPTConfig(len(task.vocab), max_len=s["block"], num_layers=s["layers"], **shape)
-        return Run(GPT(config, rng=rng), task.vocab, task.vocab, dict(s))
+        model = make_language_model(make_objective(s, task.vocab), s, shape, rng)
+        return Run(model, task.vocab, task.vocab, dict(s))
     targets = [task.encode_pair(*pair)[1] for pair in task.train + task.valid + task.test]
     longest = max(len(row) for row in targets)
     sources = max(len(task.encode_pair(*pair)[0]) for pair in task.train + task.valid + task.test)
@@ -289,6 +342,28 @@ def make_run(task, settings):
         max_len=max(longest + 1, sources, 64), **shape,
     )  # fmt: skip
     return Run(Transformer(config, rng=rng), task.source_vocab, task.target_vocab, {**s, "longest_target": longest})
+
+
+def make_language_model(objective, settings, shape, rng):
+    """The model for an objective: GPT for the next token, BERT for masked tokens, T5 for spans."""
+    s, vocab_size = settings, objective.vocab_size
+    for name, value in ARCHITECTURES.get(objective.name, {}).items():
+        if s[name] != value:
+            raise ConfigError(f"{name}={s[name]!r} has no meaning with the objective {objective.name!r}: its model has "
+                              f"{name}={value!r}")
+    if objective.name == "clm":
+        return GPT(GPTConfig(vocab_size, max_len=s["block"], num_layers=s["layers"], **shape), rng=rng)
+    sizes = {name: shape[name] for name in ("d_model", "num_heads", "d_ff", "dropout", "feedforward")}
+    if objective.name == "mlm":
+        config = BERTConfig(
+            vocab_size, max_len=s["block"], num_layers=s["layers"], token_types=1, head="mlm", **sizes
+        )  # fmt: skip
+        return BERT(config, rng=rng)
+    config = T5Config(
+        vocab_size, d_kv=max(s["d_model"] // s["heads"], 1), num_encoder_layers=s["layers"],
+        num_decoder_layers=s["layers"], **sizes,
+    )  # fmt: skip
+    return T5(config, rng=rng)
 
 
 def make_trainer(run, out, *, overwrite=False):
@@ -318,7 +393,7 @@ def train_run(run, task, out, *, resume=False, overwrite=False):
         (Path(out) / WEIGHTS).unlink(missing_ok=True)  # those of a run that is overwritten
     run.write_config(out)
     if isinstance(task, TextTask):
-        batches = TextBatches(task, s["batch"], s["seed"])
+        batches = TextBatches(task, s["batch"], s["seed"], make_objective(s, task.vocab))
     else:
         batches = StepBatches(task.encode_pairs(task.train), s["batch"], s["seed"])
     run.model.to(s["backend"])

@@ -3,10 +3,15 @@
 from pathlib import Path
 
 from numtrans.cli.arguments import common, nonnegative, positive, prepare, share
+from numtrans.data import OBJECTIVES
+from numtrans.data.text import TOKENIZERS
 from numtrans.errors import ConfigError
 from numtrans.runs import DATA, DEFAULTS, TASKS, default_settings
 
-DATA_OF = {"text": ("text",), "pairs": ("source", "target", "level")}
+DATA_OF = {
+    "text": ("text", "tokenizer", "vocab_size", "objective"), "pairs": ("source", "target", "level", "vocab_size"),
+}  # fmt: skip
+FILES = ("text", "source", "target")
 
 
 def add(commands):
@@ -28,6 +33,10 @@ def train_options(train):
     add("--source", metavar="FILE", help="with --task pairs: one sentence a line, or both with a tab between")
     add("--target", metavar="FILE", help="with --task pairs: the translations, line by line")
     add("--level", choices=("word", "char", "subword"), help="with --task pairs: what a token is (default word)")
+    add("--tokenizer", choices=TOKENIZERS, help="with --task text: what a token is (default char)")
+    add("--vocab-size", type=positive, help="most ids of --tokenizer bpe (default 1000), or of --task pairs (8000)")
+    add("--objective", choices=tuple(OBJECTIVES), help="with --task text: predict the next token with a GPT, masked "
+        "tokens with a BERT, or cut-out spans with a T5 (default clm)")
     add("--resume", action="store_true", help="go on with the run in --out, with its own settings")
     add("--overwrite", action="store_true", help="begin anew in a folder that holds a run")
     add("--steps", type=positive, help="training steps, those before a resume included")
@@ -35,7 +44,7 @@ def train_options(train):
     add("--d-model", type=positive, help="width")
     add("--heads", type=positive, help="attention heads")
     add("--d-ff", type=positive, help="width of the feed-forward networks (default 4 times --d-model)")
-    add("--block", type=positive, help="with --task text: characters the model sees")
+    add("--block", type=positive, help="with --task text: tokens the model sees")
     add("--batch", type=positive, help="examples in a step")
     add("--micro-batches", type=positive, help="pieces a batch is worked through in, to need less memory")
     add("--dropout", type=float, help="share of units dropped in training")
@@ -101,8 +110,8 @@ def settings_of(arguments, task):
     asked = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
     for name in DATA:
         if name in asked and name not in DATA_OF.get(task, ()):
-            raise ConfigError(f"--{name} has no meaning with --task {task}")
-        if asked.get(name) and name != "level":
+            raise ConfigError(f"--{name.replace('_', '-')} has no meaning with --task {task}")
+        if asked.get(name) and name in FILES:
             asked[name] = str(Path(asked[name]).resolve())
     return default_settings(task, **asked)
 
@@ -111,5 +120,5 @@ def task_of(settings):
     """The data set that `settings` name."""
     from numtrans.runs import make_task
 
-    names = (*DATA, "block", "seed")
-    return make_task(settings["task"], **{name: settings[name] for name in names if settings[name] is not None})
+    given = {name: settings[name] for name in (*DATA, "block", "seed") if name != "objective"}
+    return make_task(settings["task"], **{name: value for name, value in given.items() if value is not None})

@@ -53,8 +53,7 @@ def run_sample(arguments):
     from numtrans.runs import load_run
 
     run = load_run(arguments.folder)
-    if not isinstance(run.model, GPT):
-        raise ConfigError("this run holds a translator; use `numtrans translate`, not `numtrans sample`")
+    run.check_model(GPT, "sample")
     run.model.to(arguments.backend)
     warn_unknown(run.source_vocab, [arguments.prompt])
     prompt = run.source_vocab.encode(arguments.prompt)

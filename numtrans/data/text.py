@@ -1,15 +1,16 @@
-"""One long text for a language model: the next character is predicted from those before.
+"""One long text for a language model: the next token, such as a character, is predicted from those before.
 
-Shapes: ``N`` characters of a split, ``B`` rows, ``T`` = block, the characters in a row.
+Shapes: ``N`` tokens of a split, ``B`` rows, ``T`` = block, the tokens in a row.
 """
 from pathlib import Path
 
 import numpy as np
 
 from numtrans.data.batching import IGNORE
-from numtrans.data.vocabulary import Vocabulary
+from numtrans.data.tokenizer import make_vocabulary
 from numtrans.errors import DataError
 
+TOKENIZERS = ("char", "byte", "bpe")
 DEFAULT_TEXT = "the topics of Python's help()"                  # how errors name the text that comes with Python
 _TYPEWRITER = str.maketrans({                                   # curly quotes, long dashes, the dots, the hard space
     "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2013": "-", "\u2014": "--", "\u2026": "...",
@@ -72,7 +73,7 @@ def _unix_line_ends(text):
 
 
 class TextTask:
-    """A text cut in two, and rows of it for a character model.
+    """A text cut in two, and rows of it for a language model.
 
     The first part is for training, the last part, never shuffled into it, for validation.
 
@@ -81,14 +82,17 @@ class TextTask:
     path : str, Path or None, default None
         See :func:`load_text`.
     block : int, default 64
-        Characters in a row.
+        Tokens in a row.
     validation : float, default 0.1
-        Share of the text, at its end, that is kept for validation.
+        Share of the characters, at the end of the text, that is kept for validation.
+    tokenizer : {"char", "byte", "bpe"}, default "char"
+        What a token is. Byte pairs are learned from the training part; characters are those of the whole text.
+    vocab_size : int, default 1000
+        At most so many ids, for ``"bpe"``.
 
     Attributes
     ----------
-    vocab : Vocabulary
-        All characters of the whole text.
+    vocab : Tokenizer
     train, valid : ndarray (N,) of int64
         The ids of the two parts.
     block : int
@@ -96,25 +100,68 @@ class TextTask:
     Raises
     ------
     DataError
-        As :func:`load_text`; or if ``block`` or ``validation`` is out of range, or one of the parts is shorter than
-        a row and the character after it.
+        As :func:`load_text`; or if an argument is out of range, or one of the parts is shorter than a row and the
+        token after it.
     """
 
-    def __init__(self, path=None, block=64, validation=0.1):
+    def __init__(self, path=None, block=64, validation=0.1, tokenizer="char", vocab_size=1000):
         if block < 1:
             raise DataError(f"TextTask: block must be at least 1, got {block}")
         if not 0 < validation < 1:
             raise DataError(f"TextTask: validation must be between 0 and 1, got {validation}")
+        if tokenizer not in TOKENIZERS:
+            raise DataError(f"TextTask: tokenizer must be one of {', '.join(TOKENIZERS)}, got {tokenizer!r}")
         text = load_text(path)
+        cut = int(len(text) * (1 - validation))
+        parts = text[:cut], text[cut:]
         self.block = block
-        self.vocab = Vocabulary.from_characters([text])
-        ids = np.array(self.vocab.encode(text), np.int64)
-        cut = int(len(ids) * (1 - validation))
-        self.train, self.valid = ids[:cut], ids[cut:]
+        self.vocab = make_vocabulary(tokenizer, parts if tokenizer == "char" else parts[:1], vocab_size)
+        self.train, self.valid = (np.array(self.vocab.encode(part), np.int64) for part in parts)
+        what = "characters" if tokenizer == "char" else "tokens"
         for part, name in ((self.train, "training"), (self.valid, "validation")):
             if len(part) < block + 1:
-                raise DataError(f"TextTask: the {name} part of {path or DEFAULT_TEXT} has {len(part)} characters, but "
+                raise DataError(f"TextTask: the {name} part of {path or DEFAULT_TEXT} has {len(part)} {what}, but "
                                 f"block={block} needs at least {block + 1}; give a longer text or a smaller block")
+
+    def rows(self, rng, batch_size, length, split="train"):
+        """Rows from places drawn at random.
+
+        Parameters
+        ----------
+        rng : numpy.random.Generator
+        batch_size : int
+        length : int
+            Tokens in a row, at most ``block + 1``.
+        split : {"train", "valid"}, default "train"
+
+        Returns
+        -------
+        ndarray (B, length), int64
+        """
+        ids = self._ids(split)
+        self._check(batch_size, length)
+        starts = rng.integers(len(ids) - length + 1, size=batch_size)
+        return ids[starts[:, None] + np.arange(length)]
+
+    def whole_rows(self, batch_size, length, split="valid"):
+        """Rows side by side over a whole split; what is left at its end and fills no row is left out.
+
+        Parameters
+        ----------
+        batch_size : int
+        length : int
+            Tokens in a row, at most ``block + 1``.
+        split : {"train", "valid"}, default "valid"
+
+        Yields
+        ------
+        ndarray (B, length), int64
+            The last batch may be smaller.
+        """
+        ids = self._ids(split)
+        self._check(batch_size, length)
+        rows = ids[:len(ids) // length * length].reshape(-1, length)
+        return (rows[i:i + batch_size] for i in range(0, len(rows), batch_size))
 
     def batch(self, rng, batch_size, split="train"):
         """Rows from places drawn at random.
@@ -128,16 +175,13 @@ class TextTask:
         Returns
         -------
         inputs, targets : ndarray (B, T), int64
-            ``targets[:, t]`` is the character after ``inputs[:, t]``.
+            ``targets[:, t]`` is the token after ``inputs[:, t]``.
         """
-        ids = self._ids(split)
-        if batch_size < 1:
-            raise DataError(f"TextTask: batch_size must be at least 1, got {batch_size}")
-        starts = rng.integers(len(ids) - self.block, size=batch_size)
-        return self._rows(ids, starts)
+        rows = self.rows(rng, batch_size, self.block + 1, split)
+        return rows[:, :-1], rows[:, 1:]
 
     def eval_batches(self, batch_size, split="valid"):
-        """Rows side by side over a whole split: every character but the first is a target exactly once.
+        """Rows side by side over a whole split: every token but the first is a target exactly once.
 
         The last row reaches back so that it is full; its targets that the row before has had are -100, which the
         loss leaves out.
@@ -153,8 +197,7 @@ class TextTask:
             The last batch may be smaller.
         """
         ids = self._ids(split)
-        if batch_size < 1:
-            raise DataError(f"TextTask: batch_size must be at least 1, got {batch_size}")
+        self._check(batch_size, 1)
         return self._eval_batches(ids, batch_size)
 
     def _eval_batches(self, ids, batch_size):
@@ -163,14 +206,17 @@ class TextTask:
         seen = max(starts[-1] - last, 0)
         starts[-1] = min(starts[-1], last)
         for i in range(0, len(starts), batch_size):
-            inputs, targets = self._rows(ids, starts[i:i + batch_size])
+            at = starts[i:i + batch_size, None] + np.arange(self.block)                 # (B, T)
+            inputs, targets = ids[at], ids[at + 1]
             if i + batch_size >= len(starts):
                 targets[-1, :seen] = IGNORE
             yield inputs, targets
 
-    def _rows(self, ids, starts):
-        at = starts[:, None] + np.arange(self.block)            # (B, T)
-        return ids[at], ids[at + 1]
+    def _check(self, batch_size, length):
+        if batch_size < 1:
+            raise DataError(f"TextTask: batch_size must be at least 1, got {batch_size}")
+        if not 1 <= length <= self.block + 1:
+            raise DataError(f"TextTask: length must be from 1 to block + 1 = {self.block + 1}, got {length}")
 
     def _ids(self, split):
         if split not in ("train", "valid"):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from numtrans.data import IGNORE, TextTask, load_text
+from numtrans.data import IGNORE, BytePairEncoder, TextTask, load_text
 from numtrans.errors import DataError
 
 
@@ -139,7 +139,48 @@ def test_evaluation_scores_every_character_once(tmp_path, block, batch_size):
     assert sum(len(inputs) for inputs, _ in task.eval_batches(3, "train")) == -(-99 // block)
 
 
+@pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe"])
+def test_tokenizers(tmp_path, tokenizer):
+    path = tmp_path / "t.txt"
+    text = "Der s\u00fc\u00dfe Br\u00e4u, der Br\u00e4u, der s\u00fc\u00dfe. " * 30 + "\u4e00 new: zzz. " * 20
+    path.write_text(text, encoding="utf-8")
+    task = TextTask(path, block=9, validation=0.2, tokenizer=tokenizer, vocab_size=270)
+    cut = int(len(text) * 0.8)
+    assert task.vocab.decode(task.train) == text[:cut]
+    assert task.vocab.decode(task.valid) == text[cut:]
+    assert max(task.train.max(), task.valid.max()) < len(task.vocab)
+    if tokenizer == "bpe":
+        assert len(task.vocab) == 270
+        assert task.vocab == BytePairEncoder.train([text[:cut]], 270)       # nothing of the validation part
+    scored = [y[y != IGNORE] for _, y in task.eval_batches(7)]
+    assert (np.concatenate(scored) == task.valid[1:]).all()
+
+
+def test_tokens_are_called_tokens_in_errors(tmp_path):
+    path = tmp_path / "short.txt"
+    path.write_text("\u4e00" * 100, encoding="utf-8")
+    with pytest.raises(DataError, match=r"validation part of .*short\.txt has 30 tokens, but block=30"):
+        TextTask(path, block=30, tokenizer="byte")
+
+
+@pytest.mark.parametrize("length", [1, 6, 9])
+def test_whole_rows_are_the_split_without_its_tail(story, length):
+    task = TextTask(story, block=8)
+    rows = list(task.whole_rows(4, length))
+    assert {row.shape for row in rows[:-1]} == {(4, length)}
+    together = np.concatenate(rows).ravel()
+    assert (together == task.valid[:len(together)]).all()
+    assert 0 <= len(task.valid) - len(together) < length
+    drawn = task.rows(np.random.default_rng(0), 50, length, "train")
+    pieces = {tuple(task.train[i:i + length]) for i in range(len(task.train))}
+    assert drawn.shape == (50, length)
+    assert {tuple(row) for row in drawn} <= pieces
+
+
 @pytest.mark.parametrize(("call", "message"), [
+    (lambda p: TextTask(p, tokenizer="word"), "tokenizer must be one of char, byte, bpe, got 'word'"),
+    (lambda p: TextTask(p, block=8).rows(np.random.default_rng(0), 2, 10), "from 1 to block \\+ 1 = 9, got 10"),
+    (lambda p: TextTask(p, block=8).whole_rows(2, 0), "from 1 to block \\+ 1 = 9, got 0"),
     (lambda p: TextTask(p, block=0), "block must be at least 1, got 0"),
     (lambda p: TextTask(p, validation=0), "validation must be between 0 and 1, got 0"),
     (lambda p: TextTask(p, validation=1.0), "validation must be between 0 and 1, got 1.0"),
