@@ -32,7 +32,12 @@ def in_float64(monkeypatch, *models):
 def build(torch, kind, config, seed=0):
     """A `kind` with `config` in float64, evaluation mode; generic weights: no gain is 1, no bias 0."""
     config._attn_implementation = "eager"
-    model = kind(config).double().eval()
+    return generic_weights(torch, kind(config), seed)
+
+
+def generic_weights(torch, model, seed=0):
+    """`model`, a PyTorch module, in float64 and evaluation mode with generic weights: no gain is 1, no bias 0."""
+    model.double().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -54,45 +59,54 @@ def layer_norm(ours, theirs):
     return {f"{ours}.gamma": (f"{theirs}.weight", None), f"{ours}.beta": (f"{theirs}.bias", None)}
 
 
+def translate(names, arrays):
+    """Our arrays by our names, from theirs by theirs.
+
+    `names` maps ours to (theirs, transform or None), or is a function that does the whole.
+    """
+    if callable(names):
+        return dict(names(arrays))
+    return {ours: arrays[theirs] if f is None else f(arrays[theirs]) for ours, (theirs, f) in names.items()}
+
+
 def copy_weights(model, reference, names):
-    """Set the parameters of `model`, in float64, from `reference`; `names` maps ours to (theirs, transform or None)."""
-    theirs = dict(reference.named_parameters())
+    """Set the parameters of `model`, in float64, from `reference`; for `names` see `translate`."""
+    theirs = {name: p.detach().numpy() for name, p in reference.named_parameters()}
     model.astype(np.float64).eval()
-    ours = dict(model.named_parameters())
-    assert set(names) == set(ours)
-    assert model.num_parameters() == sum(p.numel() for p in theirs.values())  # nothing of theirs is left out
-    for name, (their_name, transform) in names.items():
-        value = theirs[their_name].detach().numpy()
-        value = value if transform is None else transform(value)
+    ours, values = dict(model.named_parameters()), translate(names, theirs)
+    assert set(values) == set(ours)
+    assert model.num_parameters() == sum(value.size for value in theirs.values())  # nothing of theirs is left out
+    for name, value in values.items():
         assert value.shape == ours[name].data.shape, name
         ours[name].data = np.array(value)
     return model
 
 
-def compare(torch, model, y, reference, y_reference, names, keep=None, tolerance=1e-9):
-    """Compare outputs and, from a random cotangent, the gradients of all parameters; returns what backward returns.
+def compare(torch, model, y, reference, y_reference, names, keep=None, inputs=(), tolerance=1e-9):
+    """Compare outputs and, from a random cotangent, all gradients; returns what backward returns.
 
-    `keep` selects the rows that are compared; the cotangent is 0 elsewhere. An error counts relative to the norm of
-    its tensor; a gradient that is 0 in exact arithmetic (the bias of the keys) relative to that of all tensors.
+    `keep` selects the rows that are compared; the cotangent is 0 elsewhere. `inputs` are their tensors whose gradients
+    backward returns. An error counts relative to the norm of its tensor; a gradient that is 0 in exact arithmetic (the
+    bias of the keys) relative to that of all tensors.
     """
     keep = np.ones(y.shape[:-1], bool) if keep is None else np.broadcast_to(keep, y.shape[:-1])
     expected = y_reference.detach().numpy()
     assert y.shape == expected.shape
     assert y.dtype == expected.dtype == np.float64
-    assert error(y[keep], expected[keep]) <= tolerance, error(y[keep], expected[keep])
+    assert error(y[keep], expected[keep]) <= tolerance, f"output: {error(y[keep], expected[keep]):.3g}"
     dy = np.random.default_rng(5).standard_normal(y.shape) * keep[..., None]
     y_reference.backward(torch.from_numpy(dy))
     dx = model.backward(dy)
     assert model.pending == 0
-    theirs = dict(reference.named_parameters())
-    whole = np.sqrt(sum(float((p.grad**2).sum()) for p in theirs.values()))
-    for name, parameter in model.named_parameters():
-        their_name, transform = names[name]
-        gradient = theirs[their_name].grad.numpy()
-        gradient = gradient if transform is None else transform(gradient)
-        assert gradient.shape == parameter.grad.shape, name
-        distance = np.linalg.norm(parameter.grad - gradient)
-        assert distance <= tolerance * np.linalg.norm(gradient) + 1e-12 * whole, f"{name}: {distance:.3g}"
+    theirs = translate(names, {name: p.grad.numpy() for name, p in reference.named_parameters()})
+    pairs = [(name, parameter.grad, theirs[name]) for name, parameter in model.named_parameters()]
+    found = dx if isinstance(dx, tuple) else (dx,)
+    pairs += [(f"input {i}", found[i], x.grad.numpy()) for i, x in enumerate(inputs)]
+    whole = np.sqrt(sum(float((gradient**2).sum()) for _, _, gradient in pairs))
+    for name, gradient, expected in pairs:
+        assert gradient.shape == expected.shape, name
+        distance, norm = np.linalg.norm(gradient - expected), np.linalg.norm(expected)
+        assert distance <= tolerance * norm + 1e-12 * whole, f"{name}: {distance:.3g} of {norm:.3g}"
     return dx
 
 
