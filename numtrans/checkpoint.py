@@ -23,7 +23,7 @@ _MARK = "numtrans"  # the key of the metadata under which our settings lie
 _MAX_HEADER = 100_000_000  # the limit of the format
 
 
-def write_arrays(path, arrays, kind, settings=None):
+def write_arrays(path, arrays, kind, settings=None, metadata=None):
     """Write `arrays` (name -> NumPy array) and `settings` (what JSON can hold) to `path`, whole or not at all.
 
     Parameters
@@ -33,13 +33,15 @@ def write_arrays(path, arrays, kind, settings=None):
     kind : str
         What the file is, such as ``"weights"``.
     settings : dict, optional
+    metadata : dict of str, optional
+        What other programs look for in the file, such as ``{"format": "pt"}``.
 
     Raises
     ------
     CheckpointError
         If the file cannot be written; an old one is left as it was.
     """
-    metadata = {_MARK: json.dumps({"kind": kind, "version": 1, "settings": settings or {}})}
+    metadata = {**(metadata or {}), _MARK: json.dumps({"kind": kind, "version": 1, "settings": settings or {}})}
     rows = {name: np.asarray(array, order="C") for name, array in arrays.items()}  # safetensors scrambles other layouts
     _replace(path, safetensors.numpy.save(rows, metadata))
 
@@ -60,7 +62,7 @@ def read_arrays(path):
         If the file is missing, empty, truncated, not safetensors, or not written by numtrans; the message says which.
     """
     path = Path(path)
-    metadata = _check(path)
+    _, metadata, _ = read_header(path)
     try:
         content = json.loads(metadata[_MARK])
         kind, settings = content["kind"], content["settings"]
@@ -73,6 +75,49 @@ def read_arrays(path):
         return safetensors.numpy.load_file(path), kind, settings
     except (safetensors.SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
+
+
+def read_header(path):
+    """What the safetensors file `path` holds, after checks of its header and its size.
+
+    Returns
+    -------
+    entries : dict
+        Name -> ``{"dtype": ..., "shape": ..., "data_offsets": [begin, end]}``.
+    metadata : dict
+        Strings by name.
+    start : int
+        Where in the file the offsets count from.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is missing, empty, truncated, or not safetensors.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            header = file.read(min(length, _MAX_HEADER))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: no such file") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if size == 0:
+        raise CheckpointError(f"{path}: the file is empty")
+    if size >= 8 and (length > _MAX_HEADER or header[:1] not in (b"", b"{")):
+        raise CheckpointError(f"{path}: not a safetensors file")
+    if size < 8 + length or length == 0:
+        raise CheckpointError(f"{path}: the file is truncated: it has {size} bytes, its header ends at {8 + length}")
+    try:
+        entries = json.loads(header)
+        metadata = entries.pop("__metadata__", {})
+        end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise CheckpointError(f"{path}: not a safetensors file: its header is not as it should be") from error
+    if size < end:
+        raise CheckpointError(f"{path}: the file is truncated: it has {size} bytes, expected {end}")
+    return entries, metadata, 8 + length
 
 
 def save_weights(module, path, settings=None):
@@ -182,31 +227,3 @@ def _replace(path, data):
             os.fsync(folder)
         finally:
             os.close(folder)
-
-
-def _check(path):
-    """The metadata of the safetensors file `path`, whose header and size are right."""
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            header = file.read(min(length, _MAX_HEADER))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such file") from error
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if size == 0:
-        raise CheckpointError(f"{path}: the file is empty")
-    if size >= 8 and (length > _MAX_HEADER or header[:1] not in (b"", b"{")):
-        raise CheckpointError(f"{path}: not a safetensors file")
-    if size < 8 + length or length == 0:
-        raise CheckpointError(f"{path}: the file is truncated: it has {size} bytes, its header ends at {8 + length}")
-    try:
-        entries = json.loads(header)
-        metadata = entries.pop("__metadata__", {})
-        end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise CheckpointError(f"{path}: not a safetensors file: its header is not as it should be") from error
-    if size < end:
-        raise CheckpointError(f"{path}: the file is truncated: it has {size} bytes, expected {end}")
-    return metadata
