@@ -1,4 +1,4 @@
-"""Looking inside: plots of training and of attention, a view of heads, and what each head does in numbers."""
+"""Looking inside: what a model costs, plots of training and of attention, a view of heads, and what each head does."""
 
 from numtrans.inspect.attention import (
     attention_distance,
@@ -10,10 +10,12 @@ from numtrans.inspect.attention import (
     previous_token_score,
 )
 from numtrans.inspect.heads import head_ranks, head_singular_values
+from numtrans.inspect.summaries import Summary, summary
 from numtrans.inspect.viewer import AttentionView, attention_html, write_attention
 
 __all__ = [
     "AttentionView",
+    "Summary",
     "attention_distance",
     "attention_entropy",
     "attention_html",
@@ -24,5 +26,6 @@ __all__ = [
     "head_singular_values",
     "induction_score",
     "previous_token_score",
+    "summary",
     "write_attention",
 ]
