@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from numtrans.backend import backend_name, to_device, to_numpy
 from numtrans.checkpoint import load_weights, save_weights, write_json
 from numtrans.data import (
     OBJECTIVES,
@@ -279,14 +280,63 @@ class TextBatches:
         return (self.objective(part, np.random.default_rng((self.seed, 0, i))) for i, part in rows)
 
 
+def token_sums(model, batches):
+    """What `model` makes of all counted tokens of `batches` of (inputs, targets): sums, of which one takes the mean.
+
+    Returns
+    -------
+    nats : float
+        Sum of the cross-entropies, in float64.
+    tokens : int
+        Number of targets that count.
+    right : int
+        How many of them have the largest logit.
+    """
+    loss, nats, tokens, right = CrossEntropyLoss(reduction="none"), 0.0, 0, 0
+    for inputs, targets in batches:
+        logits = model(*inputs)                                                     # (B, T, V)
+        losses = to_numpy(loss(logits, to_device(targets, backend_name(logits))))   # (B, T)
+        loss.clear()
+        nats += float(losses.sum(dtype=np.float64))
+        tokens += int((targets != loss.ignore_index).sum())
+        right += int((to_numpy(logits.argmax(axis=-1)) == targets).sum())
+    return nats, tokens, right
+
+
 def mean_loss(model, batches):
     """Mean cross-entropy (nats) over all counted tokens of `batches` of (inputs, targets)."""
-    loss, total, count = CrossEntropyLoss(reduction="sum"), 0.0, 0
-    for inputs, targets in batches:
-        total += float(loss(model(*inputs), targets))
-        count += int((targets != loss.ignore_index).sum())
-        loss.clear()
-    return total / count
+    nats, tokens, _ = token_sums(model, batches)
+    return nats / tokens
+
+
+def translate_all(run, sources, batch_size=100, **options):
+    """The translations of many texts, in their order; those of like length share a batch.
+
+    Parameters
+    ----------
+    run : Run
+    sources : list of str
+    batch_size : int, default 100
+    **options
+        Passed on to `Run.translate`.
+
+    Returns
+    -------
+    list of str
+    """
+    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    written = [None] * len(sources)
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        for i, text in zip(chosen, run.translate([sources[i] for i in chosen], **options)):
+            written[i] = text
+    return written
+
+
+def is_exact(vocab, written, target):
+    """Whether the text `written` by a model equals `target`, which is compared as the vocabulary spells it."""
+    ids = vocab.encode(target)
+    return UNK not in ids and written == vocab.decode(ids)
 
 
 def exact_match(run, pairs, batch_size=100):
@@ -295,14 +345,8 @@ def exact_match(run, pairs, batch_size=100):
     A target of words is compared as the vocabulary spells it: spaces around marks do not count, unknown words never
     match.
     """
-    order = sorted(range(len(pairs)), key=lambda i: len(pairs[i][0]))  # batches of like length
-    written = [None] * len(pairs)
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        for i, text in zip(chosen, run.translate([pairs[i][0] for i in chosen])):
-            written[i] = text
-    truths = [run.target_vocab.encode(target) for _, target in pairs]
-    right = sum(w == run.target_vocab.decode(ids) and UNK not in ids for w, ids in zip(written, truths))
+    written = translate_all(run, [source for source, _ in pairs], batch_size)
+    right = sum(is_exact(run.target_vocab, text, target) for text, (_, target) in zip(written, pairs))
     return right / len(pairs), written
 
 

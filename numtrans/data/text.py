@@ -196,21 +196,8 @@ class TextTask:
         inputs, targets : ndarray (B, T), int64
             The last batch may be smaller.
         """
-        ids = self._ids(split)
         self._check(batch_size, 1)
-        return self._eval_batches(ids, batch_size)
-
-    def _eval_batches(self, ids, batch_size):
-        last = len(ids) - 1 - self.block                        # the last place where a row and its targets fit
-        starts = np.arange(0, len(ids) - 1, self.block)
-        seen = max(starts[-1] - last, 0)
-        starts[-1] = min(starts[-1], last)
-        for i in range(0, len(starts), batch_size):
-            at = starts[i:i + batch_size, None] + np.arange(self.block)                 # (B, T)
-            inputs, targets = ids[at], ids[at + 1]
-            if i + batch_size >= len(starts):
-                targets[-1, :seen] = IGNORE
-            yield inputs, targets
+        return eval_batches(self._ids(split), self.block, batch_size)
 
     def _check(self, batch_size, length):
         if batch_size < 1:
@@ -222,3 +209,31 @@ class TextTask:
         if split not in ("train", "valid"):
             raise DataError(f"TextTask: split must be 'train' or 'valid', got {split!r}")
         return self.train if split == "train" else self.valid
+
+
+def eval_batches(ids, block, batch_size):
+    """Rows side by side over all of `ids`: every token but the first is a target exactly once.
+
+    Parameters
+    ----------
+    ids : ndarray (N,) of int
+        At least ``block + 1`` of them.
+    block : int
+        Tokens in a row.
+    batch_size : int
+
+    Yields
+    ------
+    inputs, targets : ndarray (B, T)
+        As `TextTask.eval_batches` describes them.
+    """
+    last = len(ids) - 1 - block                                 # the last place where a row and its targets fit
+    starts = np.arange(0, len(ids) - 1, block)
+    seen = max(starts[-1] - last, 0)
+    starts[-1] = min(starts[-1], last)
+    for i in range(0, len(starts), batch_size):
+        at = starts[i:i + batch_size, None] + np.arange(block)                          # (B, T)
+        inputs, targets = ids[at], ids[at + 1]
+        if i + batch_size >= len(starts):
+            targets[-1, :seen] = IGNORE
+        yield inputs, targets
