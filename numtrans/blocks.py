@@ -5,6 +5,7 @@ Shapes: ``B`` batch, ``T`` tokens (``Tt`` of the target, ``Ts`` of the memory), 
 
 from numtrans.errors import ConfigError
 from numtrans.layers.feedforward import make_feedforward
+from numtrans.layers.kv_cache import StackCache
 from numtrans.layers.masks import causal_mask
 from numtrans.layers.multi_head_attention import MultiHeadAttention
 from numtrans.layers.normalization import make_norm
@@ -59,6 +60,9 @@ class EncoderLayer(Module):
         Whether linear layers have biases.
     causal : bool, default False
         No token sees a later one: a layer of a decoder-only model.
+    window : int, optional
+        With `causal`, a token sees the latest `window` tokens only, itself among them (Jiang et al. 2023,
+        arXiv:2310.06825).
     position : Module, optional
         Rotary or relative positions for the attention.
     rng : numpy.random.Generator, optional
@@ -67,13 +71,13 @@ class EncoderLayer(Module):
 
     def __init__(
         self, d_model, num_heads, d_ff, *, num_kv_heads=None, d_kv=None, scale=None, dropout=0.0,
-        norm_placement="post", norm="layer", norm_eps=None, feedforward="relu", bias=True, causal=False, position=None,
-        rng=None,
+        norm_placement="post", norm="layer", norm_eps=None, feedforward="relu", bias=True, causal=False, window=None,
+        position=None, rng=None,
     ):  # fmt: skip
         super().__init__()
         attention = MultiHeadAttention(
             d_model, num_heads, num_kv_heads, d_kv, scale=scale, dropout=dropout, bias=bias, causal=causal,
-            position=position, rng=rng,
+            window=window, position=position, rng=rng,
         )  # fmt: skip
         network = make_feedforward(feedforward, d_model, d_ff, dropout=dropout, bias=bias, rng=rng)
 
@@ -82,9 +86,9 @@ class EncoderLayer(Module):
 
         self.self_attention, self.feedforward = residual(attention), residual(network)
 
-    def forward(self, x, mask=None):
-        """`x` (B, T, D) -> y (B, T, D). `mask` as in `MultiHeadAttention`."""
-        x = self.self_attention(x, mask=mask)                               # (B, T, D)
+    def forward(self, x, mask=None, cache=None):
+        """`x` (B, T, D) -> y (B, T, D). `mask` and `cache`, a `KVCache`, as in `MultiHeadAttention`."""
+        x = self.self_attention(x, mask=mask, cache=cache)                  # (B, T, D)
         return self.feedforward(x)                                          # (B, T, D)
 
     def backward(self, dy):
@@ -123,11 +127,17 @@ class DecoderLayer(Module):
         self.cross_attention = residual(attention(None))
         self.feedforward = residual(make_feedforward(feedforward, d_model, d_ff, dropout=dropout, bias=bias, rng=rng))
 
-    def forward(self, tgt, memory, tgt_mask=None, memory_mask=None):
-        """Decode `tgt` (B, Tt, D) with `memory` (B, Ts, D). Self-attention is causal unless `tgt_mask` is given."""
-        tgt_mask = causal_mask(tgt.shape[-2]) if tgt_mask is None else tgt_mask
-        x = self.self_attention(tgt, mask=tgt_mask)                         # (B, Tt, D)
-        x = self.cross_attention(x, memory, mask=memory_mask)               # (B, Tt, D)
+    def forward(self, tgt, memory, tgt_mask=None, memory_mask=None, cache=None):
+        """Decode `tgt` (B, Tt, D) with `memory` (B, Ts, D). Self-attention is causal unless `tgt_mask` is given.
+
+        `cache` is a pair of `KVCache`: one that grows, for self-attention, and a fixed one.
+        """
+        own, cross = (None, None) if cache is None else cache
+        if tgt_mask is None:
+            Tt = tgt.shape[-2]
+            tgt_mask = causal_mask(Tt, Tt if own is None else own.length + Tt)
+        x = self.self_attention(tgt, mask=tgt_mask, cache=own)              # (B, Tt, D)
+        x = self.cross_attention(x, memory, mask=memory_mask, cache=cross)  # (B, Tt, D)
         return self.feedforward(x)                                          # (B, Tt, D)
 
     def backward(self, dy):
@@ -163,12 +173,23 @@ class Encoder(Module):
             for place in positions
         ]  # fmt: skip
         self.norm = make_norm(norm, d_model, norm_eps) if norm_placement == "pre" else None
+        self.causal = causal
 
-    def forward(self, x, mask=None):
-        """`x` (B, T, D) -> y (B, T, D). `mask` as in `MultiHeadAttention`."""
-        for layer in self.layers:
-            x = layer(x, mask)                                              # (B, T, D)
+    def forward(self, x, mask=None, cache=None):
+        """`x` (B, T, D) -> y (B, T, D). `mask` as in `MultiHeadAttention`.
+
+        With a `cache` from `make_cache`, `x` are the tokens after those that it holds, and `mask` broadcasts to
+        (B, H, T, cache.length + T); within `no_grad` only.
+        """
+        for layer, part in zip(self.layers, claim(cache, self)):
+            x = layer(x, mask, part)                                        # (B, T, D)
         return x if self.norm is None else self.norm(x)
+
+    def make_cache(self, capacity=64):
+        """An empty `StackCache` with room for `capacity` tokens; it grows when more come."""
+        if not self.causal:
+            raise ConfigError("Encoder: a cache needs causal=True: without it earlier tokens see later ones and change")
+        return StackCache(len(self.layers), capacity=capacity)
 
     def backward(self, dy):
         """Given dy (B, T, D), return dx (B, T, D)."""
@@ -194,12 +215,20 @@ class Decoder(Module):
         ]  # fmt: skip
         self.norm = make_norm(norm, d_model, norm_eps) if norm_placement == "pre" else None
 
-    def forward(self, tgt, memory, tgt_mask=None, memory_mask=None):
-        """`tgt` (B, Tt, D), `memory` (B, Ts, D) -> y (B, Tt, D). Masks as in `DecoderLayer`."""
+    def forward(self, tgt, memory, tgt_mask=None, memory_mask=None, cache=None):
+        """`tgt` (B, Tt, D), `memory` (B, Ts, D) -> y (B, Tt, D). Masks as in `DecoderLayer`.
+
+        With a `cache` from `make_cache`, `tgt` are the tokens after those that it holds, and `tgt_mask` broadcasts to
+        (B, H, Tt, cache.length + Tt); keys and values of `memory` are those of the first call. Within `no_grad` only.
+        """
         x = tgt
-        for layer in self.layers:
-            x = layer(x, memory, tgt_mask, memory_mask)                     # (B, Tt, D)
+        for layer, part in zip(self.layers, claim(cache, self)):
+            x = layer(x, memory, tgt_mask, memory_mask, part)               # (B, Tt, D)
         return x if self.norm is None else self.norm(x)
+
+    def make_cache(self, capacity=64):
+        """An empty `StackCache` with room for `capacity` target tokens; it grows when more come."""
+        return StackCache(len(self.layers), cross=True, capacity=capacity)
 
     def backward(self, dy):
         """Return ``(dtgt, dmemory)``; every layer reads the memory, so its gradient is the sum over layers."""
@@ -209,6 +238,14 @@ class Decoder(Module):
             dx, dm = layer.backward(dx)
             dmemory = dm if dmemory is None else dmemory + dm
         return dx, dmemory
+
+
+def claim(cache, stack):
+    """The caches of the layers of `stack`, each None without a cache. Raises as `StackCache.claim`."""
+    if cache is None:
+        return [None] * len(stack.layers)
+    cache.claim(stack)
+    return cache.layers
 
 
 def stack_positions(name, num_layers, d_model, num_heads, *, bidirectional, rng):

@@ -69,6 +69,12 @@ def components(seed=0):
         Component("BatchNorm, evaluation", nl.BatchNorm(D).eval(), (x,)),
         Component("SinusoidalPositionalEncoding", nl.SinusoidalPositionalEncoding(D), (x,)),
         Component("LearnedPositionalEncoding", nl.LearnedPositionalEncoding(D, TK + 2, rng=rng), (x,)),
+        Component(
+            "LearnedPositionalEncoding, positions",
+            nl.LearnedPositionalEncoding(D, 4, rng=rng),
+            (x,),
+            {"offset": np.array([[0, 0, 0, 1, 2], [0, 1, 2, 3, 3]])},
+        ),
         Component("RotaryPositionalEncoding", nl.RotaryPositionalEncoding(6), (heads(TQ, 6),)),
         Component("Rotary, interleaved", nl.RotaryPositionalEncoding(6, interleaved=True), (heads(TQ, 6), 2)),
         Component("Rotary, partial width", nl.RotaryPositionalEncoding(6, rotary_dim=4), (heads(TQ, 6),)),
@@ -79,6 +85,7 @@ def components(seed=0):
     for name, options in {
         "ScaledDotProductAttention": {},
         "Attention, causal": {"causal": True},
+        "Attention, sliding window": {"causal": True, "window": 2},
         "Attention, dropout": {"dropout": 0.2},
     }.items():
         attention = nl.ScaledDotProductAttention(**options, rng=rng)

@@ -229,7 +229,7 @@ def test_keys_and_values_that_do_not_fit(key, value):
 
 @pytest.mark.parametrize(("key", "value", "message"), [
     ((2, 2, 5, 4), (2, 2, 5, 3), r"key has shape \(2, 2, 5, 4\)"),
-    ((2, 1, 5, 3), (2, 1, 5, 3), r"key has shape \(2, 1, 5, 3\)"),
+    ((2, 3, 5, 3), (2, 3, 5, 3), r"key has shape \(2, 3, 5, 3\)"),
     ((2, 2, 5, 3), (2, 2, 4, 3), r"value has shape \(2, 2, 4, 3\)"),
     ((2, 5, 3), (2, 2, 5, 3), r"key has shape \(2, 5, 3\), expected \(batch, heads, tokens, d\)"),
 ])  # fmt: skip

@@ -5,6 +5,7 @@ from numtrans.layers.attention import ScaledDotProductAttention
 from numtrans.layers.dropout import Dropout
 from numtrans.layers.embedding import Embedding
 from numtrans.layers.feedforward import GEGLU, FeedForward, GatedFeedForward, ReGLU, SwiGLU
+from numtrans.layers.kv_cache import KVCache
 from numtrans.layers.linear import Linear, TiedLinear
 from numtrans.layers.masks import causal_mask, padding_mask
 from numtrans.layers.multi_head_attention import MultiHeadAttention
@@ -26,6 +27,7 @@ __all__ = [
     "FeedForward",
     "GatedFeedForward",
     "Identity",
+    "KVCache",
     "LayerNorm",
     "LearnedPositionalEncoding",
     "Linear",

@@ -1,12 +1,13 @@
 """Scaled dot-product attention.
 
-Shapes: ``B`` batch, ``H`` heads, ``Tq`` queries, ``Tk`` keys, ``d`` features of a query and a key, ``dv`` of a value.
+Shapes: ``B`` batch, ``H`` heads, ``G`` key-value heads, ``Tq`` queries, ``Tk`` keys, ``d`` features of a query and a
+key, ``dv`` of a value.
 """
 
 from numtrans.backend import get_xp
 from numtrans.errors import ConfigError, ShapeError
 from numtrans.layers.dropout import Dropout
-from numtrans.layers.masks import causal_bias, mask_bias
+from numtrans.layers.masks import causal_bias, mask_bias, window_bias
 from numtrans.layers.softmax import softmax_
 from numtrans.module import Module
 from numtrans.reductions import dot_last
@@ -29,6 +30,9 @@ class ScaledDotProductAttention(Module):
     If the components of q and k are independent with variance 1, :math:`q \cdot k` has variance :math:`d`: the scale
     keeps the scores at variance 1 and the softmax away from saturation, where its gradient vanishes.
 
+    With fewer key-value heads than heads, ``H / G`` neighbouring heads share one key and one value (grouped queries):
+    their queries are laid one below the other, so that one product serves the group and its backward is the sum.
+
     Parameters
     ----------
     dropout : float, default 0.0
@@ -37,6 +41,8 @@ class ScaledDotProductAttention(Module):
         No query sees a later key. The last query meets the last key, also when ``Tq != Tk``.
     scale : float, optional
         Factor of the scores, :math:`1/\sqrt{d}` by default (T5 uses 1).
+    window : int, optional
+        With `causal`, a query sees the latest `window` keys only, its own among them: :math:`i - w < j \le i`.
     position : RelativePosition, optional
         Adds its term to the scores, and to the output if it has one (Shaw, T5, ALiBi).
     rng : numpy.random.Generator, optional
@@ -53,47 +59,56 @@ class ScaledDotProductAttention(Module):
 
     References
     ----------
-    Vaswani et al. (2017), Attention is all you need, arXiv:1706.03762, section 3.2.1.
+    Vaswani et al. (2017), Attention is all you need, arXiv:1706.03762, section 3.2.1; Ainslie et al. (2023),
+    arXiv:2305.13245 (grouped queries); Jiang et al. (2023), Mistral 7B, arXiv:2310.06825 (window).
     """
 
     transient = ("attention_weights",)
 
-    def __init__(self, dropout=0.0, causal=False, scale=None, *, position=None, rng=None):
+    def __init__(self, dropout=0.0, causal=False, scale=None, *, window=None, position=None, rng=None):
         super().__init__()
         if scale is not None and not scale > 0:
             raise ConfigError(f"ScaledDotProductAttention: scale is {scale}, expected a positive number")
-        self.causal, self.scale, self.position = causal, scale, position
+        if window is not None and (not causal or window < 1):
+            raise ConfigError(
+                f"ScaledDotProductAttention: window is {window} with causal={causal}, expected at least 1, and causal"
+            )
+        self.causal, self.scale, self.window, self.position = causal, scale, window, position
         self.dropout = Dropout(dropout, rng=rng)
         self.attention_weights = None
 
-    def forward(self, query, key=None, value=None, mask=None):
-        """Attend from `query` (B, H, Tq, d) to `key` (B, H, Tk, d), `value` (B, H, Tk, dv): (B, H, Tq, dv).
+    def forward(self, query, key=None, value=None, mask=None, offset=None):
+        """Attend from `query` (B, H, Tq, d) to `key` (B, G, Tk, d), `value` (B, G, Tk, dv): (B, H, Tq, dv).
 
         `key` defaults to `query` and `value` to `key`; backward then returns one gradient for each array given.
-        `mask` is boolean, True = may attend, and broadcasts to (B, H, Tq, Tk).
+        `mask` is boolean, True = may attend, and broadcasts to (B, H, Tq, Tk). `offset` is the place of the first query
+        among the keys, for relative positions: by default ``Tk - Tq`` if causal, else 0.
         """
         given = 1 + (key is not None) + (value is not None)
         key = query if key is None else key
         value = key if value is None else value
         self.check_inputs(query, key, value)
         scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
-        Tq, Tk = query.shape[-2], key.shape[-2]
-        offset = Tk - Tq if self.causal else 0  # place of the first query among the keys
+        (B, H, Tq, _), (G, Tk) = query.shape, key.shape[1:3]
+        if offset is None:
+            offset = Tk - Tq if self.causal else 0
         # 1. scores; the scale on q, the smaller array
         q = query * scale
-        S = q @ key.swapaxes(-1, -2)                                        # (B, H, Tq, Tk)
+        S = (stack_groups(q, G) @ key.swapaxes(-1, -2)).reshape(B, H, Tq, Tk)
         if self.position is not None:
             S += self.position.scores(q, Tk, offset)
         # 2. masks
-        if self.causal:
+        if self.causal and Tq > 1:  # a single query is the last, and sees every key
             S += causal_bias(get_xp(S), Tq, Tk, S.dtype)
+        if self.window is not None and Tk > self.window:
+            S += window_bias(get_xp(S), Tq, Tk, self.window, S.dtype)
         if mask is not None:
             S += mask_bias(mask, S, type(self).__name__)
         # 3. weights, in place
         P = self.attention_weights = softmax_(S)
         D = self.dropout(P)
         # 4. average
-        O = matmul_by_token(D, value)                                       # (B, H, Tq, dv)
+        O = matmul_by_token(stack_groups(D, G), value).reshape(B, H, Tq, value.shape[-1])
         if self.position is not None:
             relative = self.position.values(D, offset)
             O = O if relative is None else O + relative
@@ -104,9 +119,10 @@ class ScaledDotProductAttention(Module):
         """Given dO (B, H, Tq, dv), return one gradient for each array that forward was given."""
         q, key, value, P, D, scale, given = self.saved()
         self.check_dy(dO, (*q.shape[:-1], value.shape[-1]), q)
+        G, dO_groups = key.shape[1], stack_groups(dO, key.shape[1])
         # 4. O = D V (+ relative values)
-        dvalue = matmul_by_token(D.swapaxes(-1, -2), dO)                    # (B, H, Tk, dv)
-        dD = dO @ value.swapaxes(-1, -2)                                    # (B, H, Tq, Tk)
+        dvalue = matmul_by_token(stack_groups(D, G).swapaxes(-1, -2), dO_groups)  # (B, G, Tk, dv)
+        dD = (dO_groups @ value.swapaxes(-1, -2)).reshape(D.shape)          # (B, H, Tq, Tk)
         if self.position is not None:
             relative = self.position.values_backward(dO)
             dD = dD if relative is None else dD + relative
@@ -115,13 +131,14 @@ class ScaledDotProductAttention(Module):
         dS -= dot_last(dS, P)
         dS *= P
         # 1. S = q K^T (+ relative scores), q = scale * query
-        dquery = matmul_by_token(dS, key)                                   # (B, H, Tq, d)
+        dS_groups = stack_groups(dS, G)                                     # (B, G, H / G * Tq, Tk)
+        dquery = matmul_by_token(dS_groups, key).reshape(q.shape)           # (B, H, Tq, d)
         if self.position is not None:
             relative = self.position.scores_backward(dS)
             if relative is not None:
                 dquery += relative
         dquery *= scale
-        dkey = matmul_by_token(dS.swapaxes(-1, -2), q)                      # (B, H, Tk, d)
+        dkey = matmul_by_token(dS_groups.swapaxes(-1, -2), stack_groups(q, G))  # (B, G, Tk, d)
         if given == 1:
             return dquery + dkey + dvalue
         return (dquery, dkey + dvalue) if given == 2 else (dquery, dkey, dvalue)
@@ -133,15 +150,22 @@ class ScaledDotProductAttention(Module):
             self.check_floating(label, array, query)
             if array.ndim != 4:
                 raise ShapeError(f"{name}: {label} has shape {tuple(array.shape)}, expected (batch, heads, tokens, d)")
-        if key.shape[:2] != query.shape[:2] or key.shape[-1] != query.shape[-1]:
+        (B, H, _, d), G = query.shape, key.shape[1]
+        if key.shape[0] != B or G < 1 or H % G or key.shape[-1] != d:
             raise ShapeError(
-                f"{name}: key has shape {tuple(key.shape)}, expected {(*query.shape[:2], 'Tk', query.shape[-1])} "
-                f"for query {tuple(query.shape)}"
+                f"{name}: key has shape {tuple(key.shape)}, expected ({B}, G, Tk, {d}) with a number of heads G that "
+                f"divides {H}, for query {tuple(query.shape)}"
             )
         if value.shape[:-1] != key.shape[:-1]:
             raise ShapeError(
                 f"{name}: value has shape {tuple(value.shape)}, expected {(*key.shape[:-1], 'dv')} for the keys"
             )
+
+
+def stack_groups(x, G):
+    """(B, H, T, n) -> (B, G, H / G * T, n): the rows of the heads that share a key, one below the other."""
+    B, H, T, n = x.shape
+    return x if G == H else x.reshape(B, G, H // G * T, n)
 
 
 def matmul_by_token(a, b):

@@ -8,7 +8,7 @@ from numtrans.errors import DtypeError, ShapeError
 _triangles = {}
 
 
-def causal_mask(Tq, Tk=None):
+def causal_mask(Tq, Tk=None, *, window=None):
     """Mask (Tq, Tk) in which a query sees no later key.
 
     The last query meets the last key: with ``Tk > Tq`` (cached decoding) query ``i`` sees the keys up to
@@ -20,13 +20,16 @@ def causal_mask(Tq, Tk=None):
         Number of queries.
     Tk : int, optional
         Number of keys; `Tq` by default.
+    window : int, optional
+        A query sees the latest `window` keys only, its own among them.
 
     Returns
     -------
     numpy.ndarray of bool
     """
     Tk = Tq if Tk is None else Tk
-    return np.arange(Tk) <= np.arange(Tq)[:, None] + (Tk - Tq)
+    mask = np.arange(Tk) <= np.arange(Tq)[:, None] + (Tk - Tq)
+    return mask if window is None else mask & in_window(np, Tq, Tk, window)
 
 
 def padding_mask(lengths=None, max_len=None, *, ids=None, pad_id=None):
@@ -92,6 +95,18 @@ def mask_bias(mask, scores, owner):
     get_xp(mask, scores)
     bias = xp.zeros(mask.shape, scores.dtype)
     bias[~mask] = -xp.inf
+    return bias
+
+
+def in_window(xp, Tq, Tk, window):
+    """Mask (Tq, Tk): True where key ``j`` is not too far back for query ``i``, ``j > i + Tk - Tq - window``."""
+    return xp.arange(Tk) > xp.arange(Tq)[:, None] + (Tk - Tq - window)
+
+
+def window_bias(xp, Tq, Tk, window, dtype):
+    """`in_window` as an array (Tq, Tk) of 0 and -inf to add to scores."""
+    bias = xp.zeros((Tq, Tk), dtype)
+    bias[~in_window(xp, Tq, Tk, window)] = -xp.inf
     return bias
 
 

@@ -6,6 +6,7 @@ a head.
 
 from numtrans.errors import ConfigError, ShapeError
 from numtrans.layers.attention import ScaledDotProductAttention
+from numtrans.layers.kv_cache import check_no_grad
 from numtrans.layers.linear import Linear
 from numtrans.layers.rotary import RotaryPositionalEncoding
 from numtrans.module import Module
@@ -21,7 +22,8 @@ class MultiHeadAttention(Module):
 
     The heads are blocks of columns of four `Linear` layers: splitting and merging moves an axis and computes nothing.
     With fewer key-value heads than heads, ``H / G`` neighbouring heads share one key and one value (grouped-query
-    attention; multi-query for ``G = 1``), whose gradient is the sum over the heads that use it.
+    attention; multi-query for ``G = 1``), whose gradient is the sum over the heads that use it; see
+    `ScaledDotProductAttention`.
 
     Parameters
     ----------
@@ -43,6 +45,8 @@ class MultiHeadAttention(Module):
         No query sees a later key.
     scale : float, optional
         Factor of the scores, :math:`1/\sqrt{d}` by default.
+    window : int, optional
+        With `causal`, a query sees the latest `window` keys only.
     position : RotaryPositionalEncoding or RelativePosition, optional
         Rotates queries and keys, or adds its term to the scores.
     rng : numpy.random.Generator, optional
@@ -61,7 +65,7 @@ class MultiHeadAttention(Module):
 
     def __init__(
         self, d_model, num_heads, num_kv_heads=None, d_kv=None, *, d_v=None, dropout=0.0, bias=True, causal=False,
-        scale=None, position=None, rng=None,
+        scale=None, window=None, position=None, rng=None,
     ):  # fmt: skip
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -76,7 +80,7 @@ class MultiHeadAttention(Module):
         rotary = isinstance(position, RotaryPositionalEncoding)
         self.rotary = position if rotary else None
         self.attention = ScaledDotProductAttention(
-            dropout, causal, scale, position=None if rotary else position, rng=rng
+            dropout, causal, scale, window=window, position=None if rotary else position, rng=rng
         )
 
     @property
@@ -84,12 +88,15 @@ class MultiHeadAttention(Module):
         """Weights (B, H, Tq, Tk) of the latest forward, before dropout."""
         return self.attention.attention_weights
 
-    def forward(self, query, key=None, value=None, mask=None):
+    def forward(self, query, key=None, value=None, mask=None, cache=None):
         """Attend from `query` (B, Tq, D) to `key` and `value` (B, Tk, D); the output is (B, Tq, D).
 
         `key` defaults to `query` (self-attention) and `value` to `key`; backward returns one gradient for each array
-        given. `mask` is boolean, True = may attend, and broadcasts to (B, H, Tq, Tk).
+        given. `mask` is boolean, True = may attend, and broadcasts to (B, H, Tq, Tk). With a `cache`, see
+        `forward_cached`.
         """
+        if cache is not None:
+            return self.forward_cached(query, key, value, mask, cache)
         given = 1 + (key is not None) + (value is not None)
         key = query if key is None else key
         value = key if value is None else value
@@ -103,20 +110,16 @@ class MultiHeadAttention(Module):
             shift = key.shape[1] - query.shape[1] if self.attention.causal else 0
             q = self.rotary(q, max(shift, 0))
             k = self.rotary(k, max(-shift, 0))
-        # 3. each group of heads shares one key and one value
-        k, v = self.repeat(k), self.repeat(v)                               # (B, H, Tk, d), (B, H, Tk, dv)
-        # 4. attend, 5. merge and project
+        # 3. share and 4. attend, 5. merge and project
         self.save(given)
         return self.out_proj(merge_heads(self.attention(q, k, v, mask)))    # (B, Tq, D)
 
     def backward(self, dy):
         """Given dy (B, Tq, D), return one gradient for each array that forward was given."""
         (given,) = self.saved()
-        # 5. and 4.
+        # 5., 4. and 3.: a shared key and value collect from their group
         dheads = split_heads(self.out_proj.backward(dy), self.num_heads)    # (B, H, Tq, dv)
-        dq, dk, dv = self.attention.backward(dheads)
-        # 3. a shared key and value collect from their group
-        dk, dv = self.sum_groups(dk), self.sum_groups(dv)                   # (B, G, Tk, d), (B, G, Tk, dv)
+        dq, dk, dv = self.attention.backward(dheads)                        # (B, H, Tq, d), (B, G, Tk, d), (.., dv)
         # 2. in reverse order
         if self.rotary is not None:
             dk = self.rotary.backward(dk)
@@ -129,16 +132,49 @@ class MultiHeadAttention(Module):
             return dquery + dkey + dvalue
         return (dquery, dkey + dvalue) if given == 2 else (dquery, dkey, dvalue)
 
-    def repeat(self, x):
-        """(B, G, T, d) -> (B, H, T, d): each key-value head for the H / G heads that use it."""
-        return x if self.num_kv_heads == self.num_heads else x.repeat(self.num_heads // self.num_kv_heads, axis=1)
+    def forward_cached(self, query, key, value, mask, cache):
+        """As forward, for tokens that follow those whose keys and values `cache` holds; within `no_grad` only.
 
-    def sum_groups(self, dx):
-        """Adjoint of `repeat`: (B, H, T, d) -> (B, G, T, d)."""
-        if self.num_kv_heads == self.num_heads:
-            return dx
-        B, _, T, d = dx.shape
-        return dx.reshape(B, self.num_kv_heads, -1, T, d).sum(axis=2)
+        Self-attention (no `key`): the Tq tokens stand at places ``cache.length`` and after, are added to the cache and
+        see all of it, so `mask` broadcasts to (B, H, Tq, cache.length + Tq). Cross-attention, with a fixed cache: keys
+        and values of `key` are computed by the first call, and later ones use them.
+        """
+        check_no_grad(type(self).__name__)
+        source = query if key is None else key
+        self.check_inputs(query, source, source if value is None else value)
+        self.check_cache(cache, source, key)
+        start = 0 if cache.fixed else cache.length
+        q = split_heads(self.q_proj(query), self.num_heads)                 # (B, H, Tq, d)
+        if cache.fixed and cache.keys is not None:
+            k, v = cache.views()                                            # (B, G, Tk, d), (B, G, Tk, dv)
+        else:
+            k = split_heads(self.k_proj(source), self.num_kv_heads)
+            v = split_heads(self.v_proj(source if value is None else value), self.num_kv_heads)
+            k, v = cache.append(k if self.rotary is None else self.rotary(k, start), v)
+        q = q if self.rotary is None else self.rotary(q, start)
+        return self.out_proj(merge_heads(self.attention(q, k, v, mask, start)))  # (B, Tq, D)
+
+    def check_cache(self, cache, source, key):
+        """Raise unless `cache` is of the kind that the call needs, and of its batch."""
+        if cache.fixed != (key is not None):
+            raise ConfigError(
+                f"MultiHeadAttention: got a cache with fixed={cache.fixed}, expected {key is not None}: a fixed one "
+                "for cross-attention, which is given a key, one that grows for self-attention"
+            )
+        positioned = self.rotary is not None or self.attention.position is not None
+        if cache.fixed and (positioned or self.attention.causal):
+            raise ConfigError(
+                "MultiHeadAttention: a fixed cache with positions or a causal mask, expected neither: the place of the "
+                "queries among the keys is not known"
+            )
+        if cache.keys is None:
+            return
+        if cache.keys.shape[0] != len(source) or (cache.fixed and cache.length != source.shape[1]):
+            tokens = f" of {cache.length} tokens" if cache.fixed else ""
+            raise ShapeError(
+                f"MultiHeadAttention: the cache holds a batch of {cache.keys.shape[0]}{tokens}, got shape "
+                f"{tuple(source.shape)}. A cache belongs to one batch of sequences; make another."
+            )
 
     def check_inputs(self, query, key, value):
         """Raise unless the three are (B, T, d_model) and fit together."""

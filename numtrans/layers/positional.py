@@ -7,10 +7,11 @@ from numbers import Integral
 
 import numpy as np
 
-from numtrans.backend import get_xp
+from numtrans.backend import get_xp, to_numpy
 from numtrans.errors import ConfigError, DtypeError, IndexRangeError, ShapeError
+from numtrans.layers.embedding import sum_by_id
 from numtrans.module import Module, Parameter
-from numtrans.reductions import sum_rows
+from numtrans.reductions import rows, sum_rows
 
 
 class SinusoidalPositionalEncoding(Module):
@@ -68,12 +69,21 @@ class SinusoidalPositionalEncoding(Module):
         return table.astype(dtype)
 
     def forward(self, x, offset=0):
-        """x (..., T, D) at positions offset ... offset + T - 1 -> y (..., T, D)."""
+        """x (..., T, D) at positions offset ... offset + T - 1 -> y (..., T, D).
+
+        `offset` may be integers of shape (T,) or (B, T) as well, the position of each token.
+        """
         check_tokens(self, x, self.d_model)
-        end = check_offset(self, offset) + x.shape[-2]
-        self.save(x.shape)
         # 1. add the rows of these positions
-        return x + self._table_like(x, end)[offset:end]  # (..., T, D) + (T, D)
+        if np.ndim(offset):
+            positions = check_positions(self, x, offset)
+            table = self._table_like(x, int(positions.max(initial=-1)) + 1)
+            y = x + table[get_xp(x).asarray(positions)]  # (..., T, D) + (T, D) or (B, T, D)
+        else:
+            end = check_offset(self, offset) + x.shape[-2]
+            y = x + self._table_like(x, end)[offset:end]  # (..., T, D) + (T, D)
+        self.save(x.shape)
+        return y
 
     def backward(self, dy):
         """Given dy (..., T, D), return dx (..., T, D)."""
@@ -139,8 +149,13 @@ class LearnedPositionalEncoding(Module):
         self.W = Parameter(rng.normal(0.0, 0.02, (max_len, d_model)).astype(np.float32))
 
     def forward(self, x, offset=0):
-        """x (..., T, D) at positions offset ... offset + T - 1 -> y (..., T, D)."""
+        """x (..., T, D) at positions offset ... offset + T - 1 -> y (..., T, D).
+
+        `offset` may be integers of shape (T,) or (B, T) as well, the position of each token.
+        """
         check_tokens(self, x, self.d_model, like=self.W.data)
+        if np.ndim(offset):
+            return self.forward_at(x, check_positions(self, x, offset))
         T = x.shape[-2]
         end = check_offset(self, offset) + T
         if end > self.max_len:
@@ -157,11 +172,25 @@ class LearnedPositionalEncoding(Module):
         shape, offset = self.saved()
         self.check_dy(dy, shape, self.W.data)
         T, D = shape[-2:]
+        if np.ndim(offset):  # a row gets the sum over the tokens at its position
+            self.W.add_grad(sum_by_id(rows(dy), offset.reshape(-1), self.max_len))
+            return dy
         # 1. y = x + W[offset:end]: the row was used once a sequence, so sum over the sequences
         dW = get_xp(dy).zeros_like(self.W.data)  # (max_len, D)
         dW[offset : offset + T] = sum_rows(dy.reshape(-1, T * D)).reshape(T, D)
         self.W.add_grad(dW)
         return dy
+
+    def forward_at(self, x, positions):
+        """`forward` with the position of each token."""
+        if positions.max(initial=-1) >= self.max_len:
+            raise ShapeError(
+                f"{type(self).__name__}: position {positions.max()} is beyond the table, which has "
+                f"max_len={self.max_len}. Shorten the input, or make the table longer and train it."
+            )
+        positions = get_xp(x).asarray(np.broadcast_to(positions, x.shape[:-1]))
+        self.save(x.shape, positions)
+        return x + self.W.data[positions]  # (..., T, D)
 
 
 def check_size(module, name, value):
@@ -187,3 +216,19 @@ def check_offset(module, offset):
     if offset < 0:
         raise IndexRangeError(f"{type(module).__name__}: offset is {offset}, but the first position is 0")
     return offset
+
+
+def check_positions(module, x, positions):
+    """`positions`, one a token of `x` (..., T, features), as a NumPy array (T,) or (B, T).
+
+    They are looked at on the host, where a negative one cannot wrap in silence.
+    """
+    name, p = type(module).__name__, to_numpy(positions)
+    if p.dtype.kind not in "iu":
+        raise DtypeError(f"{name}: positions have dtype {p.dtype}, expected integers")
+    T = x.shape[-2]
+    if p.shape != (T,) and not (x.ndim >= 3 and p.shape == (x.shape[0], T)):
+        raise ShapeError(f"{name}: positions have shape {p.shape}, expected ({T},) or ({x.shape[0]}, {T})")
+    if p.size and p.min() < 0:
+        raise IndexRangeError(f"{name}: position {p.min()} is negative, but the first position is 0")
+    return p

@@ -7,9 +7,9 @@ from numbers import Integral
 
 import numpy as np
 
-from numtrans.backend import get_xp, to_numpy
-from numtrans.errors import ConfigError, DtypeError, IndexRangeError, ShapeError
-from numtrans.layers.positional import check_offset, check_size, check_tokens
+from numtrans.backend import get_xp
+from numtrans.errors import ConfigError
+from numtrans.layers.positional import check_offset, check_positions, check_size, check_tokens
 from numtrans.module import Module
 
 
@@ -128,7 +128,7 @@ class RotaryPositionalEncoding(Module):
             start = 0 if positions is None else check_offset(self, positions)
             cos, sin = self._tables_like(x, start + T)
             return cos[start : start + T], sin[start : start + T]
-        p = self._check_positions(x, positions)
+        p = check_positions(self, x, positions)
         cos, sin = self._tables_like(x, int(p.max(initial=-1)) + 1)
         if p.ndim == 2:
             p = p.reshape(p.shape[:1] + (1,) * (x.ndim - 3) + p.shape[1:])  # (B, 1, T)
@@ -145,15 +145,3 @@ class RotaryPositionalEncoding(Module):
             rows = self.max_len if length <= self.max_len else 2 * length
             tables = self._tables[key] = tuple(xp.asarray(table) for table in self.table(rows, x.dtype))
         return tables
-
-    def _check_positions(self, x, positions):
-        """`positions` as a NumPy array; they are looked at on the host, where a negative one cannot wrap in silence."""
-        name, p = type(self).__name__, to_numpy(positions)
-        if p.dtype.kind not in "iu":
-            raise DtypeError(f"{name}: positions have dtype {p.dtype}, expected integers")
-        T = x.shape[-2]
-        if p.shape != (T,) and not (x.ndim >= 3 and p.shape == (x.shape[0], T)):
-            raise ShapeError(f"{name}: positions have shape {p.shape}, expected ({T},) or ({x.shape[0]}, {T})")
-        if p.size and p.min() < 0:
-            raise IndexRangeError(f"{name}: position {p.min()} is negative, but the first position is 0")
-        return p

@@ -37,7 +37,10 @@ class TokenEmbedding(Module):
         self.dropout = Dropout(dropout, rng=rng)
 
     def forward(self, ids, offset=0):
-        """Vectors (B, T, D) of token `ids` (B, T), of which the first has position `offset`."""
+        """Vectors (B, T, D) of token `ids` (B, T), of which the first has position `offset`.
+
+        `offset` may be integers (T,) or (B, T) as well, the position of each token.
+        """
         x = self.embedding(ids)                                             # (B, T, D)
         if self.position is not None:
             x = self.position(x, offset)

@@ -54,12 +54,34 @@ class GPT(Module):
                 std = 0.02 / (2 * self.config.num_layers) ** 0.5 if into_stream else 0.02
                 parameter.data[...] = std * rng.standard_normal(parameter.data.shape)
 
-    def forward(self, ids, mask=None):
-        """Logits (B, T, V) for the token after each of `ids` (B, T). `mask` broadcasts to (B, H, T, T), True = sees."""
+    def forward(self, ids, mask=None, *, cache=None, positions=None):
+        """Logits (B, T, V) for the token after each of `ids` (B, T).
+
+        Parameters
+        ----------
+        ids : integer array (B, T)
+        mask : boolean array that broadcasts to (B, H, T, T), optional
+            True = sees.
+        cache : StackCache, optional
+            From `make_cache`: `ids` follow the tokens that it holds, and `mask` broadcasts to (B, H, T, cache.length +
+            T). Within `no_grad` only.
+        positions : integer array (T,) or (B, T), optional
+            Positions of the tokens, for positions that are added to the embeddings; by default their places. The
+            other kinds see distances of places, which padding on the left leaves as they are.
+        """
+        return self.output(self.hidden(ids, mask, cache=cache, positions=positions))
+
+    def hidden(self, ids, mask=None, *, cache=None, positions=None):
+        """The vectors (B, T, D) that `forward` multiplies by the output matrix. Arguments as there."""
         if np.ndim(ids) != 2:
             raise ShapeError(f"GPT: ids have shape {np.shape(ids)}, expected (batch, tokens)")
-        x = self.embedding(ids)                                             # (B, T, D)
-        return self.output(self.layers(x, mask))                            # (B, T, V)
+        start = 0 if cache is None else cache.length
+        x = self.embedding(ids, start if positions is None else positions)  # (B, T, D)
+        return self.layers(x, mask, cache)                                  # (B, T, D)
+
+    def make_cache(self, capacity=64):
+        """An empty cache for `forward`, with room for `capacity` tokens; it grows when more come."""
+        return self.layers.make_cache(capacity)
 
     def backward(self, dlogits):
         """Add the gradients of all parameters. Token ids have none, so nothing is returned."""

@@ -7,15 +7,18 @@ from numtrans.errors import ShapeError
 from numtrans.layers.masks import causal_mask, check_boolean, check_fits, padding_mask
 
 
-def check_ids(owner, name, ids, max_len=None):
-    """`ids` as an array; raise unless it is (batch, tokens), with at most `max_len` tokens.
+def check_ids(owner, name, ids, max_len=None, start=0):
+    """`ids` as an array; raise unless it is (batch, tokens), with at most `max_len` tokens after `start` earlier ones.
 
     `owner` and `name` go into the message.
     """
     if np.ndim(ids) != 2:
         raise ShapeError(f"{owner}: {name} {_have(name)} shape {np.shape(ids)}, expected (batch, tokens)")
-    if max_len is not None and np.shape(ids)[1] > max_len:
-        raise ShapeError(f"{owner}: {name} {_have(name)} {np.shape(ids)[1]} tokens, expected at most max_len={max_len}")
+    if max_len is not None and start + np.shape(ids)[1] > max_len:
+        after = f" after {start} in the cache" if start else ""
+        raise ShapeError(
+            f"{owner}: {name} {_have(name)} {np.shape(ids)[1]} tokens{after}, expected at most max_len={max_len}"
+        )
     return ids if hasattr(ids, "dtype") else np.asarray(ids)
 
 
@@ -57,14 +60,17 @@ def key_mask(owner, ids, mask, pad_id):
     return mask[:, None, None, :]
 
 
-def target_mask(owner, tgt, tgt_mask, num_heads):
-    """The causal mask (T, T) of `tgt` (B, T), and what `tgt_mask`, broadcastable to (B, H, T, T), hides besides."""
+def target_mask(owner, tgt, tgt_mask, num_heads, start=0):
+    """The causal mask (T, start + T) of `tgt` (B, T), which follows `start` tokens, and what `tgt_mask` hides besides.
+
+    `tgt_mask` broadcasts to (B, H, T, start + T).
+    """
     B, T = np.shape(tgt)
-    mask = causal_mask(T)
+    mask = causal_mask(T, start + T)
     if tgt_mask is None:
         return mask
     tgt_mask = check_boolean(tgt_mask, owner)
-    check_fits(tgt_mask, (B, num_heads, T, T), owner, "tgt_mask")
+    check_fits(tgt_mask, (B, num_heads, T, start + T), owner, "tgt_mask")
     return to_device(mask, backend_name(tgt_mask)) & tgt_mask
 
 

@@ -54,11 +54,23 @@ class Llama(Module):
             if parameter.data.ndim == 2:
                 parameter.data[...] = 0.02 * rng.standard_normal(parameter.data.shape)
 
-    def forward(self, ids, mask=None):
-        """Logits (B, T, V) for the token after each of `ids` (B, T). `mask` broadcasts to (B, H, T, T), True = sees."""
-        ids = check_ids("Llama", "ids", ids, self.config.max_len)
-        x = self.embedding(ids)                                             # (B, T, D)
-        return self.output(self.layers(x, mask))                            # (B, T, V)
+    def forward(self, ids, mask=None, *, cache=None):
+        """Logits (B, T, V) for the token after each of `ids` (B, T). `mask` broadcasts to (B, H, T, T), True = sees.
+
+        With a `cache` from `make_cache`, `ids` follow the tokens that it holds, and `mask` broadcasts to
+        (B, H, T, cache.length + T); within `no_grad` only.
+        """
+        return self.output(self.hidden(ids, mask, cache=cache))             # (B, T, V)
+
+    def hidden(self, ids, mask=None, *, cache=None):
+        """The vectors (B, T, D) that `forward` multiplies by the output matrix. Arguments as there."""
+        start = 0 if cache is None else cache.length
+        ids = check_ids("Llama", "ids", ids, self.config.max_len, start)
+        return self.layers(self.embedding(ids), mask, cache)                # (B, T, D)
+
+    def make_cache(self, capacity=64):
+        """An empty cache for `forward`, with room for `capacity` tokens; it grows when more come."""
+        return self.layers.make_cache(capacity)
 
     def backward(self, dlogits):
         """Add the gradients of all parameters. Token ids have none, so nothing is returned."""

@@ -86,13 +86,21 @@ class T5(Module):
         x = self.src_dropout(self.embedding(src))                           # (B, Ts, D)
         return self.memory_dropout(self.encoder(x, src_mask)), src_mask
 
-    def decode(self, tgt, memory, src_mask=None, tgt_mask=None):
-        """Logits (B, Tt, V) for the token after each of `tgt` (B, Tt). Always causal; `tgt_mask` hides more."""
+    def decode(self, tgt, memory, src_mask=None, tgt_mask=None, *, cache=None):
+        """Logits (B, Tt, V) for the token after each of `tgt` (B, Tt). Always causal; `tgt_mask` hides more.
+
+        With a `cache` from `make_cache`, `tgt` follows the tokens that it holds and `tgt_mask` covers them too; within
+        `no_grad` only.
+        """
         tgt = check_ids("T5", "tgt", tgt)
-        mask = target_mask("T5", tgt, tgt_mask, self.config.num_heads)
+        mask = target_mask("T5", tgt, tgt_mask, self.config.num_heads, 0 if cache is None else cache.length)
         x = self.tgt_dropout(self.embedding(tgt))                           # (B, Tt, D)
-        h = self.output_dropout(self.decoder(x, memory, mask, src_mask))    # (B, Tt, D)
+        h = self.output_dropout(self.decoder(x, memory, mask, src_mask, cache))  # (B, Tt, D)
         return self.output(h * self.output_scale)                           # (B, Tt, V)
+
+    def make_cache(self, capacity=64):
+        """An empty cache for `decode`, with room for `capacity` target tokens; it grows when more come."""
+        return self.decoder.make_cache(capacity)
 
     def forward(self, src, tgt, src_mask=None, tgt_mask=None):
         """Logits (B, Tt, V).

@@ -59,12 +59,23 @@ class Transformer(Module):
         src_mask = key_mask("Transformer", src, src_mask, self.config.pad_id)
         return self.encoder(self.src_embedding(src), src_mask), src_mask
 
-    def decode(self, tgt, memory, src_mask=None, tgt_mask=None):
-        """Logits (B, Tt, V) for the token after each of `tgt` (B, Tt). Always causal; `tgt_mask` hides more."""
+    def decode(self, tgt, memory, src_mask=None, tgt_mask=None, *, cache=None, positions=None):
+        """Logits (B, Tt, V) for the token after each of `tgt` (B, Tt). Always causal; `tgt_mask` hides more.
+
+        With a `cache` from `make_cache`, `tgt` follows the tokens that it holds and `tgt_mask` covers them too; within
+        `no_grad` only. `positions` (Tt,) or (B, Tt) are those of the tokens, by default their places; only positions
+        that are added to the embeddings read them.
+        """
         tgt = check_ids("Transformer", "tgt", tgt)
-        mask = target_mask("Transformer", tgt, tgt_mask, self.config.num_heads)
-        h = self.decoder(self.tgt_embedding(tgt), memory, mask, src_mask)   # (B, Tt, D)
+        start = 0 if cache is None else cache.length
+        mask = target_mask("Transformer", tgt, tgt_mask, self.config.num_heads, start)
+        x = self.tgt_embedding(tgt, start if positions is None else positions)  # (B, Tt, D)
+        h = self.decoder(x, memory, mask, src_mask, cache)                  # (B, Tt, D)
         return self.output(h)                                               # (B, Tt, V)
+
+    def make_cache(self, capacity=64):
+        """An empty cache for `decode`, with room for `capacity` target tokens; it grows when more come."""
+        return self.decoder.make_cache(capacity)
 
     def forward(self, src, tgt, src_mask=None, tgt_mask=None):
         """Logits (B, Tt, V).

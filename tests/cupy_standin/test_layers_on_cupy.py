@@ -80,6 +80,7 @@ FLOATING = [
     Case("attention, masked", lambda: layers.ScaledDotProductAttention(), (QUERY, KEY, VALUE), {"mask": MASK}),
     Case("attention, causal", lambda: layers.ScaledDotProductAttention(causal=True), (QUERY, KEY, VALUE)),
     Case("attention, causal, more queries", lambda: layers.ScaledDotProductAttention(causal=True), (KEY, QUERY)),
+    Case("attention, window", lambda: layers.ScaledDotProductAttention(causal=True, window=2), (QUERY, KEY, VALUE)),
     Case("attention, self", lambda: layers.ScaledDotProductAttention(0.2, rng=rng()), (QUERY,), {"mask": SQUARE}),
     Case("multi-head", attention(), (X, Y, Y), {"mask": MASK}),
     Case("multi-head, self, causal", attention(causal=True, dropout=0.2), (X,), {"mask": SQUARE}),
@@ -91,6 +92,13 @@ FLOATING = [
     Case("multi-head, ALiBi", lambda: attention(position=layers.ALiBi(H), causal=True)(), (X, Y)),
     Case("sinusoidal", lambda: layers.SinusoidalPositionalEncoding(D, 2), (X,), {"offset": 1}),
     Case("learned positions", lambda: layers.LearnedPositionalEncoding(D, 9, rng=rng()), (X,), {"offset": 2}),
+    Case("sinusoidal, positions", lambda: layers.SinusoidalPositionalEncoding(D, 2), (X,), {"offset": [[0, 0, 1]] * 2}),
+    Case(
+        "learned positions, one a token",
+        lambda: layers.LearnedPositionalEncoding(D, 9, rng=rng()),
+        (X,),
+        {"offset": [[0, 0, 1], [0, 1, 1]]},
+    ),
     Case("rope", lambda: layers.RotaryPositionalEncoding(4, 2), (floats(B, H, TQ, 4), 3)),
     Case(
         "rope, interleaved, partial",
@@ -199,7 +207,7 @@ def test_models_do_not_wait_when_the_ids_are_on_the_host(cupy, case):
 def test_every_public_layer_is_covered():
     covered = {type(part).__name__ for case in ALL for part in case.make().modules()}
     public = {name for name in layers.__all__ if isinstance(getattr(layers, name), type)}
-    assert public - covered - {"GatedFeedForward"} == set()
+    assert public - covered - {"GatedFeedForward", "KVCache"} == set()  # the first by its names, the other below
 
 
 OPTIMIZERS = {
@@ -304,6 +312,39 @@ def test_the_same_dropout_mask_on_both(cupy):
     np.testing.assert_array_equal(
         layers.Dropout(0.5, rng=rng())(x), layers.Dropout(0.5, rng=rng())(to_device(x, "cupy")).get()
     )
+
+
+@pytest.mark.parametrize("position", models.configs.POSITIONS)
+def test_cached_steps(cupy, position):
+    """Ids, masks and positions stay on the host; no step waits for the device."""
+    real = np.array([[False, True, True, True], [True] * 4])
+    ids = np.concatenate([IDS, IDS[:, :1]], axis=1)
+    found = []
+    for backend in ("numpy", "cupy"):
+        model = gpt(position=position, d_model=8, num_kv_heads=1)().eval().to(backend)
+        cache = model.make_cache(2)
+        with no_grad():
+            first = model(ids[:, :3], real[:, None, None, :3], cache=cache, positions=real.cumsum(1)[:, :3])
+            cache.select([1, 0])
+            last = model(ids[::-1, 3:], real[::-1, None, None], cache=cache, positions=real.cumsum(1)[::-1, 3:])
+        assert backend_name(cache.own[0].keys) == backend
+        assert cupy.synchronisations() == 0
+        found.append([to_device(y, "numpy") for y in (first, last)])
+    for actual, expected in zip(found[1], found[0]):
+        assert_close("logits", actual, expected)
+
+
+def test_cached_steps_with_a_memory(cupy):
+    found = []
+    for backend in ("numpy", "cupy"):
+        model = transformer()().eval().to(backend)
+        cache = model.make_cache()
+        with no_grad():
+            memory, mask = model.encode(SRC)
+            parts = [model.decode(IDS[:, t : t + 1], memory, mask, cache=cache) for t in range(3)]
+        found.append([to_device(y, "numpy") for y in parts])
+    for actual, expected in zip(found[1], found[0]):
+        assert_close("logits", actual, expected)
 
 
 def test_many_ids_are_summed_by_scatter_addition(cupy, monkeypatch):

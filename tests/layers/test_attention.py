@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import check_gradients, normal
+from helpers import assert_same_gradient, check_gradients, normal
 
 from numtrans.errors import ConfigError
 from numtrans.layers import ALiBi, ScaledDotProductAttention, ShawRelativePosition, T5RelativeBias, causal_mask
@@ -152,3 +152,26 @@ def test_dropout_leaves_the_mean():
 def test_wrong_scale(scale):
     with pytest.raises(ConfigError, match="expected a positive number"):
         ScaledDotProductAttention(scale=scale)
+
+
+@pytest.mark.parametrize("num_kv_heads", [4, 2])
+@pytest.mark.parametrize(("Tq", "Tk", "window"), [(6, 6, 1), (6, 6, 3), (6, 6, 9), (2, 7, 3), (1, 7, 4)])
+def test_window_equals_torch(Tq, Tk, window, num_kv_heads):
+    """The mask written out, in PyTorch's attention: j <= i and j > i - window, the last query at the last key."""
+    torch = pytest.importorskip("torch")
+    q, k, v = normal(2, 4, Tq, 3), normal(2, num_kv_heads, Tk, 3, seed=1), normal(2, num_kv_heads, Tk, 5, seed=2)
+    mask = np.array([[i + Tk - Tq - window < j <= i + Tk - Tq for j in range(Tk)] for i in range(Tq)])
+    np.testing.assert_array_equal(causal_mask(Tq, Tk, window=window), mask)
+    tensors = [torch.tensor(x, requires_grad=True) for x in (q, k, v)]
+    y = torch.nn.functional.scaled_dot_product_attention(*tensors, torch.tensor(mask), enable_gqa=True)
+    layer, dy = ScaledDotProductAttention(causal=True, window=window), normal(2, 4, Tq, 5, seed=3)
+    np.testing.assert_allclose(layer(q, k, v), y.detach(), rtol=1e-11, atol=1e-12)
+    y.backward(torch.tensor(dy))
+    for found, tensor in zip(layer.backward(dy), tensors):
+        assert_same_gradient(found, tensor.grad.numpy())
+
+
+@pytest.mark.parametrize("options", [{"window": 2}, {"causal": True, "window": 0}])
+def test_wrong_window(options):
+    with pytest.raises(ConfigError, match=r"ScaledDotProductAttention: window is .* expected at least 1, and causal"):
+        ScaledDotProductAttention(**options)
