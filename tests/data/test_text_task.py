@@ -142,10 +142,10 @@ def test_evaluation_scores_every_character_once(tmp_path, block, batch_size):
 @pytest.mark.parametrize("tokenizer", ["char", "byte", "bpe"])
 def test_tokenizers(tmp_path, tokenizer):
     path = tmp_path / "t.txt"
-    text = "Der s\u00fc\u00dfe Br\u00e4u, der Br\u00e4u, der s\u00fc\u00dfe. " * 30 + "\u4e00 new: zzz. " * 20
+    text = "Der s\u00fc\u00dfe Br\u00e4u, der Br\u00e4u, der s\u00fc\u00dfe. " * 30 + "\u4e00 zzz. " * 100
     path.write_text(text, encoding="utf-8")
-    task = TextTask(path, block=9, validation=0.2, tokenizer=tokenizer, vocab_size=270)
-    cut = int(len(text) * 0.8)
+    task = TextTask(path, block=9, validation=0.35, tokenizer=tokenizer, vocab_size=270)
+    cut = int(len(text) * 0.65)
     assert task.vocab.decode(task.train) == text[:cut]
     assert task.vocab.decode(task.valid) == text[cut:]
     assert max(task.train.max(), task.valid.max()) < len(task.vocab)
