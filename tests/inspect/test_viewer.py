@@ -226,6 +226,8 @@ return [...copy.getImageData(arguments[2], arguments[1], 1, 1).data];
 
 @in_a_browser
 def test_pictures_of_the_heads_and_both_themes(browser, tmp_path):
+    from selenium.webdriver.common.by import By
+
     P = np.array([[[1, 0, 0], [0.5, 0, 0.5]]])
     write_attention(tmp_path / "view.html", P, ["a", "b"], ["x", "y", "z"])
     for theme, color in (("light", [0, 114, 178]), ("dark", [86, 180, 233])):
@@ -238,6 +240,8 @@ def test_pictures_of_the_heads_and_both_themes(browser, tmp_path):
         assert abs(browser.execute_script(PIXEL, 0, 1, 2)[3] - 127.5) < 1
         for pair in browser.execute_script(CONTRAST):
             assert contrast(*pair) >= 4.5
+        browser.find_elements(By.CSS_SELECTOR, ".queries .token")[1].click()
+        assert browser.execute_script(STATE)["values"] == [0.5, 0, 0.5]  # three keys for two queries
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     assert log(browser) == []
 
