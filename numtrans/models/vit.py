@@ -96,7 +96,9 @@ class ViT(Module):
         c = self.config
         expected = c.channels, c.image_size, c.image_size
         if images.ndim != 4 or images.shape[1:] != expected:
-            raise ShapeError(f"ViT: images have shape {tuple(images.shape)}, expected (batch, *{expected})")
+            raise ShapeError(
+                f"ViT: images have shape {tuple(images.shape)}, expected (batch, {', '.join(map(str, expected))})"
+            )
 
 
 def patches(images, P):
