@@ -1,7 +1,8 @@
 """The vocabulary inside a GGUF file, as a tokenizer of the ``tokenizers`` package.
 
 A GGUF file begins with named values ("metadata"), little-endian: ``GGUF``, the version, the number of tensors, the
-number of values; and for each value its name (length and UTF-8), its type and itself. Names that begin with
+number of values; and for each value its name (length and UTF-8), its type and itself. Then come, for each tensor, its
+name, sizes (the last axis first), type and place. Names that begin with
 ``tokenizer.ggml.`` describe the vocabulary. Rules that no file spells out, such as how a text is cut into words before
 merging, are those of llama.cpp, which ``tokenizer.ggml.pre`` names.
 """
@@ -52,29 +53,50 @@ def read_metadata(path):
     CheckpointError
         If the file is missing, no GGUF file of version 2 or 3, or cut short.
     """
+    return read_header(path)[0]
+
+
+def read_header(path):
+    """All that a GGUF file says before its weights.
+
+    Parameters, errors and the first value are those of `read_metadata`.
+
+    Returns
+    -------
+    metadata : dict
+    tensors : dict
+        Name -> (shape, number of the type, first byte in the file).
+    """
     try:
         with open(path, "rb") as file:
             start = file.read(24)
             if start[:4] != b"GGUF":
                 what = f"it begins with {start[:4]!r}" if start else "it is empty"
                 raise CheckpointError(f"{path}: not a GGUF file: {what}")
-            version, _, count = struct.unpack("<IQQ", start[4:])
+            version, tensor_count, count = struct.unpack("<IQQ", start[4:])
             if version not in (2, 3):
                 raise CheckpointError(f"{path}: GGUF version {version} (little-endian) cannot be read, only 2 and 3")
-            values, place = {}, 24
+            values, tensors, place = {}, {}, 24
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 for _ in range(count):
                     name, place = _value(data, place, _STRING)
                     (kind,) = struct.unpack_from("<I", data, place)
                     values[name], place = _value(data, place + 4, kind)
-            return values
+                for _ in range(tensor_count):
+                    name, place = _value(data, place, _STRING)
+                    (axes,) = struct.unpack_from("<I", data, place)
+                    *shape, kind, offset = struct.unpack_from(f"<{axes}QIQ", data, place + 4)
+                    tensors[name], place = (tuple(shape[::-1]), kind, offset), place + 16 + 8 * axes
+            align = int(values.get("general.alignment", 32))
+            begin = -(-place // align) * align
+            return values, {name: (shape, kind, begin + offset) for name, (shape, kind, offset) in tensors.items()}
     except CheckpointError:
         raise
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such file") from error
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, ZeroDivisionError, struct.error) as error:
         raise CheckpointError(f"{path}: the GGUF file is broken or cut short ({error})") from error
 
 
