@@ -24,7 +24,7 @@ def flop_parts(config, tokens):
     """Operations of the matrix products in a forward of one sequence, or one image.
 
     The scores and averages of attention grow with the square of ``T``. All pairs of tokens are counted, since numtrans
-    computes all of them; a causal mask leaves about half.
+    computes all of them; a causal mask leaves about half, and a sliding window less.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def cache_parts(config, tokens):
     """Numbers that a key-value cache holds after ``T`` tokens of one sequence; nothing for models that do not generate.
 
     A decoder keeps the keys and values of its own ``T`` tokens, and of the ``T`` tokens of the memory. With fewer
-    key-value heads (grouped queries) there is less to keep.
+    key-value heads (grouped queries) there is less to keep. With a sliding window numtrans keeps all tokens, too.
 
     Parameters and result as for `flop_parts`.
     """

@@ -80,16 +80,7 @@ def count_parameters(config):
 
 
 def parameter_parts(config):
-    """The parameters by part.
-
-    Parameters
-    ----------
-    config : a configuration of `numtrans.models`, or the name of a preset
-
-    Returns
-    -------
-    list of Part
-    """
+    """The parameters by part: a list of `Part`. `config` as in `count_parameters`, which sums their values."""
     a, c = architecture(config), as_config(config)
     formulas = [*_embedding(c)]
     for stack in a.stacks:
@@ -105,7 +96,7 @@ def architecture(config):
     ConfigError
         If it is no configuration of `numtrans.models`.
     """
-    c = config = as_config(config)
+    c = as_config(config)
     d = vars(c).get("d_kv") or c.d_model // c.num_heads
     G = vars(c).get("num_kv_heads") or c.num_heads
     sizes = {"D": c.d_model, "H": c.num_heads, "G": G, "d": d, "F": c.d_ff}
@@ -119,14 +110,13 @@ def architecture(config):
         sizes |= {"L_e": c.num_encoder_layers, "L_d": c.num_decoder_layers, "V": c.vocab_size, "R": c.num_buckets}
         return Architecture(sizes, pair, c.feedforward, "rms", True, False, "t5", c.dropout)
     sizes["L"] = c.num_layers
+    one = (Stack("", "L", causal=isinstance(c, (GPTConfig, LlamaConfig))),)
     if isinstance(c, GPTConfig):
         sizes |= {"V": c.vocab_size} | _position_sizes(c)
-        one = (Stack("", "L", causal=True),)
         return Architecture(sizes, one, c.feedforward, c.norm, c.norm_placement == "pre", c.bias, c.position, c.dropout)
     if isinstance(c, LlamaConfig):
         sizes |= {"V": c.vocab_size}
-        return Architecture(sizes, (Stack("", "L", causal=True),), "swiglu", "rms", True, False, "rope", c.dropout)
-    one = (Stack("", "L"),)
+        return Architecture(sizes, one, "swiglu", "rms", True, False, "rope", c.dropout)
     if isinstance(c, BERTConfig):
         sizes |= {"V": c.vocab_size, "P": c.max_len, "S": c.token_types}
         return Architecture(sizes, one, c.feedforward, "layer", False, True, "learned", c.dropout)
@@ -190,6 +180,7 @@ def feedforward_matrices(a):
 
 
 def _position_sizes(c):
+    """Letters of learned positions; T5's table has its default of 32 rows."""
     return {"learned": {"P": c.max_len}, "t5": {"R": 32}}.get(c.position, {})
 
 
