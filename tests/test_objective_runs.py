@@ -24,6 +24,13 @@ TINY = dict(layers=1, d_model=32, heads=2, batch=16, block=24, evaluate_every=10
 MODELS = {"clm": "GPT", "mlm": "BERT", "span": "T5"}
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """So small products are slower on several threads, much slower where other processes want the cores as well."""
+    with threadpool_limits(1, "blas"):
+        yield
+
+
 @pytest.fixture
 def text(tmp_path):
     """Counting in words, whose next letters follow from the ones around."""
@@ -138,8 +145,7 @@ def run(monkeypatch, capsys):
 
     def call(*arguments):
         capsys.readouterr()
-        with threadpool_limits(None):
-            status = cli.main([str(a) for a in arguments])
+        status = cli.main([str(a) for a in arguments])
         out, err = capsys.readouterr()
         return status, out, err
 
