@@ -86,7 +86,7 @@ def check(arguments, run, pairs):
     if arguments.target and not arguments.source:
         raise ConfigError("evaluate: --target needs --source, the sentences that it translates")
     if arguments.source and not pairs:
-        raise ConfigError(f"evaluate: --source is for pairs, but this run holds a {kind}, which reads texts; use --data")
+        raise ConfigError(f"evaluate: --source is for pairs, but this run holds a {kind}, which reads texts: --data")
     if arguments.out is None:
         return
     if arguments.out.suffix not in (".tsv", ".json"):
