@@ -113,7 +113,8 @@ FIELDS = {
     "vit": Fields(
         ViTConfig,
         dict(_SIZES, image_size="image_size", patch_size="patch_size", num_channels="channels",
-             num_labels="num_classes", hidden_dropout_prob="dropout", layer_norm_eps="norm_eps", hidden_act="feedforward"),
+             num_labels="num_classes", hidden_dropout_prob="dropout", layer_norm_eps="norm_eps",
+             hidden_act="feedforward"),
         values=dict(hidden_act=ACTIVATIONS),
         fixed=dict(_PLAIN, qkv_bias=(True,)),
         ignored=frozenset({"encoder_stride", "pooler_act", "pooler_output_size", "tie_word_embeddings"}),
