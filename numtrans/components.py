@@ -11,7 +11,20 @@ import numpy as np
 from numtrans import layers as nl
 from numtrans.blocks import Decoder, DecoderLayer, Encoder, EncoderLayer
 from numtrans.losses import CrossEntropyLoss, MSELoss
-from numtrans.models import GPT, GPTConfig, Transformer, TransformerConfig
+from numtrans.models import (
+    BERT,
+    GPT,
+    T5,
+    BERTConfig,
+    GPTConfig,
+    Llama,
+    LlamaConfig,
+    T5Config,
+    Transformer,
+    TransformerConfig,
+    ViT,
+    ViTConfig,
+)  # fmt: skip
 
 B, TQ, TK, D, H, F, V = 2, 3, 5, 12, 4, 10, 11
 SMALL = 6, 2, 5  # d_model, heads and d_ff of stacks and models, in which every coordinate costs a run of the whole
@@ -157,7 +170,7 @@ def losses(rng):
 
 
 def models(rng):
-    """The two models, in several forms."""
+    """The models, in several forms."""
     src, tgt = rng.integers(1, V, size=(B, TK)), rng.integers(1, V, size=(B, TQ))
     src[0, 3:] = 0
     width, heads, hidden = SMALL
@@ -184,4 +197,31 @@ def models(rng):
     for name, form in gpts.items():
         config = GPTConfig(V, max_len=7, d_model=width, num_heads=heads, num_layers=2, d_ff=hidden, **form)
         found.append(Component(name, GPT(config, rng=rng), (tgt,)))
-    return found
+    return found + later_models(src, tgt, rng)
+
+
+def later_models(src, tgt, rng):
+    """BERT, T5, Llama and ViT, each as small as shows every part."""
+    found = []
+    types = rng.integers(2, size=src.shape)
+    sizes = dict(d_model=4, num_heads=2, d_ff=3)
+    for head in ("pooled", "mlm", "none"):
+        config = BERTConfig(V, TK + 1, num_layers=1, head=head, **sizes)
+        found.append(Component(f"BERT, {head}", BERT(config, rng=rng), (src,), {"token_type_ids": types}))
+    # two layers of a stack share the table of the positions
+    t5 = dict(d_kv=3, num_buckets=4, max_distance=5, num_decoder_layers=1, **sizes)
+    versions = {
+        "T5 1.0": T5Config(V, num_encoder_layers=1, **t5),
+        "T5 1.1": T5Config(V, num_encoder_layers=2, feedforward="geglu_tanh", tie_output=False, **t5),
+    }
+    for name, config in versions.items():
+        found.append(Component(name, T5(config, rng=rng), (src, tgt), analytic=config.feedforward != "relu"))
+    llamas = {
+        "Llama": LlamaConfig(V, TK, num_layers=2, **sizes),
+        "Llama, grouped queries, window": LlamaConfig(V, TK, num_layers=1, num_kv_heads=1, d_kv=4, sliding_window=2,
+                                                      tie_output=True, **sizes),
+    }  # fmt: skip
+    for name, config in llamas.items():
+        found.append(Component(name, Llama(config, rng=rng), (src,)))
+    vit = ViTConfig(4, 2, channels=2, num_classes=3, num_layers=1, **sizes)
+    return [*found, Component("ViT", ViT(vit, rng=rng), (rng.standard_normal((B, 2, 4, 4)),))]

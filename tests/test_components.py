@@ -4,13 +4,16 @@ import pytest
 
 import numtrans.blocks
 import numtrans.layers
+import numtrans.models
+from numtrans.blocks import Decoder, Encoder
 from numtrans.components import components
 from numtrans.gradcheck import gradcheck
 from numtrans.module import Module
 
 ALL = components()
-WHOLE = ("Encoder,", "Decoder,", "Transformer", "GPT")  # stacks and models: their complex step is left to the command
-PARTS = [component for component in ALL if component.analytic and not component.name.startswith(WHOLE)]
+MODELS = [value for value in vars(numtrans.models).values() if isinstance(value, type) and issubclass(value, Module)]
+WHOLE = (Encoder, Decoder, *MODELS)  # their complex step is left to the command
+PARTS = [component for component in ALL if component.analytic and not isinstance(component.module, WHOLE)]
 
 
 @pytest.mark.parametrize("component", ALL, ids=[component.name for component in ALL])
@@ -33,6 +36,11 @@ def test_every_public_layer_and_block_is_on_the_list():
     public = {value for value in vars(numtrans.layers).values() if isinstance(value, type)}
     public = (public | {value for value in vars(numtrans.blocks).values() if isinstance(value, type)}) - {Module}
     assert {kind.__name__ for kind in public if issubclass(kind, Module)} <= {kind.__name__ for kind in parts}
+
+
+def test_every_model_is_on_the_list():
+    assert set(MODELS) == {type(component.module) for component in ALL} & set(MODELS)
+    assert len(MODELS) == 6
 
 
 def test_names_are_unique():

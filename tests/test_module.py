@@ -11,7 +11,20 @@ from numtrans import layers as nl
 from numtrans.blocks import Decoder, DecoderLayer, Encoder, EncoderLayer
 from numtrans.errors import BackwardError, StateDictError
 from numtrans.layers.activations import ACTIVATIONS, make_activation
-from numtrans.models import GPT, GPTConfig, Transformer, TransformerConfig
+from numtrans.models import (
+    BERT,
+    GPT,
+    T5,
+    BERTConfig,
+    GPTConfig,
+    Llama,
+    LlamaConfig,
+    T5Config,
+    Transformer,
+    TransformerConfig,
+    ViT,
+    ViTConfig,
+)  # fmt: skip
 from numtrans.module import Module, Parameter, grad_enabled, no_grad
 
 
@@ -65,6 +78,11 @@ CASES = {  # name: (makes the module, inputs, keyword arguments)
     "Decoder": (lambda: Decoder(2, 4, 2, 6, position="shaw"), (X, MEMORY), {}),
     "Transformer": (transformer, (IDS, IDS), {}),
     "GPT": (gpt, (IDS,), {}),
+    "BERT pooled": (lambda: BERT(BERTConfig(7, 5, 4, 2, 1, 6), rng=0), (IDS, IDS // 4), {}),
+    "BERT mlm": (lambda: BERT(BERTConfig(7, 5, 4, 2, 1, 6, head="mlm"), rng=0), (IDS,), {"mask": MASK[:, 0, 0]}),
+    "T5": (lambda: T5(T5Config(7, 4, 3, 2, 6, 2, 2), rng=0), (IDS, IDS), {}),
+    "Llama": (lambda: Llama(LlamaConfig(7, 5, 4, 2, 2, 6, 1, dropout=0.2), rng=0), (IDS,), {"mask": MASK}),
+    "ViT": (lambda: ViT(ViTConfig(4, 2, 1, 3, 4, 2, 1, 6, dropout=0.2), rng=0), (normal(2, 1, 4, 4),), {}),
 }  # fmt: skip
 cases = pytest.mark.parametrize("case", CASES)
 dtypes = pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -228,6 +228,8 @@ class LlamaConfig:
     rope_base : float
         ``base`` of `RotaryPositionalEncoding`.
     norm_eps : float
+    sliding_window : int, optional
+        A token sees the latest so many tokens only, itself among them (Mistral); all earlier ones by default.
     dropout : float
         Used on attention weights, hidden units and sublayer outputs; Llama is trained without.
     tie_output : bool
@@ -244,6 +246,7 @@ class LlamaConfig:
     d_kv: int | None = None
     rope_base: float = 10000.0
     norm_eps: float = 1e-6
+    sliding_window: int | None = None
     dropout: float = 0.0
     tie_output: bool = False
 

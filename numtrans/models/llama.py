@@ -20,7 +20,7 @@ class Llama(Module):
 
     What it changes from GPT: pre-norm with RMSNorm; queries and keys turned by RoPE in place of a position table;
     SwiGLU networks; no biases anywhere; keys and values for fewer heads (grouped queries) in the later ones; a head
-    of its own or, in the small ones, the embedding's table.
+    of its own or, in the small ones, the embedding's table. With `sliding_window` it has the layers of Mistral 7B.
 
     RoPE pairs feature ``i`` with ``i + d/2`` of a head, as the weights on Hugging Face do. Meta's own files pair
     neighbours: their query and key columns are in another order.
@@ -34,7 +34,7 @@ class Llama(Module):
     References
     ----------
     Touvron et al. (2023), LLaMA: Open and efficient foundation language models, arXiv:2302.13971; Touvron et al.
-    (2023), Llama 2, arXiv:2307.09288 (grouped queries).
+    (2023), Llama 2, arXiv:2307.09288 (grouped queries); Jiang et al. (2023), Mistral 7B, arXiv:2310.06825 (window).
     """
 
     def __init__(self, config: LlamaConfig, *, rng=None):
@@ -45,7 +45,7 @@ class Llama(Module):
         self.layers = Encoder(
             c.num_layers, c.d_model, c.num_heads, c.d_ff, num_kv_heads=c.num_kv_heads, d_kv=c.d_kv, dropout=c.dropout,
             norm_placement="pre", norm="rms", norm_eps=c.norm_eps, feedforward="swiglu", bias=False, causal=True,
-            position=RotaryPositionalEncoding(c.d_kv, c.max_len, base=c.rope_base), rng=rng,
+            window=c.sliding_window, position=RotaryPositionalEncoding(c.d_kv, c.max_len, base=c.rope_base), rng=rng,
         )  # fmt: skip
         self.output = (
             TiedLinear(self.embedding.E) if c.tie_output else Linear(c.d_model, c.vocab_size, bias=False, rng=rng)

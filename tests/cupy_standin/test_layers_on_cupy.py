@@ -61,6 +61,30 @@ def gpt(**kwargs):
     return lambda: models.GPT(models.GPTConfig(V, **{**settings, **kwargs}), rng=3)
 
 
+SIZES = dict(d_model=D, num_heads=H, d_ff=11)
+
+
+def bert(head):
+    config = models.BERTConfig(V, 9, num_layers=2, token_types=V, head=head, **SIZES)
+    return lambda: models.BERT(config, rng=3)
+
+
+def t5(**kwargs):
+    config = models.T5Config(V, d_kv=5, num_encoder_layers=2, num_decoder_layers=2, **SIZES, **kwargs)
+    return lambda: models.T5(config, rng=3)
+
+
+def llama(**kwargs):
+    config = models.LlamaConfig(V, 9, num_layers=2, d_kv=4, dropout=0.1, **SIZES, **kwargs)
+    return lambda: models.Llama(config, rng=3)
+
+
+def vit():
+    model = models.ViT(models.ViTConfig(6, 3, 2, 5, num_layers=2, dropout=0.1, **SIZES), rng=3)
+    model.head.W.data[...] = floats(*model.head.W.data.shape)  # it starts at 0, which would hide all else
+    return model
+
+
 FLOATING = [
     Case("Linear", lambda: layers.Linear(D, 5, rng=rng()), (X,)),
     Case("Linear without bias", lambda: layers.Linear(D, 5, False, rng=rng()), (X,)),
@@ -129,6 +153,7 @@ FLOATING = [
     Case("DecoderLayer, masked", lambda: blocks.DecoderLayer(D, H, 11, rng=rng()), (X, Y), {"tgt_mask": SQUARE}),
     Case("Encoder", lambda: blocks.Encoder(2, D, H, 11, norm_placement="pre", rng=rng()), (X,), {"mask": SQUARE}),
     Case("Decoder", lambda: blocks.Decoder(2, D, H, 11, rng=rng()), (X, Y), {"memory_mask": MASK}),
+    Case("ViT", vit, (floats(B, 2, 6, 6),)),
     Case("MSELoss", losses.MSELoss, (X, floats(*X.shape, seed=9))),
     *(
         Case(
@@ -151,6 +176,12 @@ TOKENS = [
     Case("Transformer, tied, pre-norm", transformer(tie_embeddings=True, norm_placement="pre"), (SRC, IDS)),
     Case("Transformer, source mask", transformer(), (SRC, IDS), {"src_mask": KEYS}),
     Case("Transformer, target mask", transformer(), (SRC, IDS), {"tgt_mask": SQUARE}),
+    *(Case(f"BERT, {head}", bert(head), (SRC, SRC)) for head in models.configs.HEADS),
+    Case("BERT, masked", bert("mlm"), (SRC,), {"mask": SRC > 1}),
+    Case("T5 1.0", t5(), (SRC, IDS)),
+    Case("T5 1.1", t5(feedforward="geglu_tanh", tie_output=False), (SRC, IDS), {"src_mask": SRC > 1}),
+    Case("Llama", llama(), (IDS,), {"mask": SQUARE}),
+    Case("Llama, grouped queries, window, tied", llama(num_kv_heads=1, sliding_window=2, tie_output=True), (IDS,)),
 ]
 # A mask on the device is counted, which waits, too.
 WAITING = [
