@@ -186,7 +186,7 @@ class NextToken:
 
 
 class MaskedLanguageModel:
-    """Whole rows with hidden tokens, see :func:`mask_tokens`. The mask is the id after those of the tokenizer.
+    """Whole rows with hidden tokens, see :func:`numtrans.data.mask_tokens`. The mask is the id after those of the tokenizer.
 
     Parameters and attributes are those of :class:`NextToken`.
     """
@@ -203,7 +203,7 @@ class MaskedLanguageModel:
 
 
 class SpanCorruption:
-    """Rows with spans cut out, see :func:`corrupt_spans`. The sentinels are the last ids.
+    """Rows with spans cut out, see :func:`numtrans.data.corrupt_spans`. The sentinels are the last ids.
 
     All rows of one length lose as many tokens in as many spans, so sources and targets need no padding. The decoder
     starts with the padding token, as T5's does.
