@@ -49,31 +49,11 @@ def generic_weights(torch, model, seed=0):
     return model
 
 
-def linear(ours, theirs, bias=True):
-    """Names of a linear layer: ours of shape (in, out), theirs (out, in)."""
-    names = {f"{ours}.W": (f"{theirs}.weight", np.transpose)}
-    return names | ({f"{ours}.b": (f"{theirs}.bias", None)} if bias else {})
-
-
-def layer_norm(ours, theirs):
-    return {f"{ours}.gamma": (f"{theirs}.weight", None), f"{ours}.beta": (f"{theirs}.bias", None)}
-
-
-def translate(names, arrays):
-    """Our arrays by our names, from theirs by theirs.
-
-    `names` maps ours to (theirs, transform or None), or is a function that does the whole.
-    """
-    if callable(names):
-        return dict(names(arrays))
-    return {ours: arrays[theirs] if f is None else f(arrays[theirs]) for ours, (theirs, f) in names.items()}
-
-
 def copy_weights(model, reference, names):
-    """Set the parameters of `model`, in float64, from `reference`; for `names` see `translate`."""
+    """Set the parameters of `model`, in float64, from `reference`; `names` is one of parity/names.py."""
     theirs = {name: p.detach().numpy() for name, p in reference.named_parameters()}
     model.astype(np.float64).eval()
-    ours, values = dict(model.named_parameters()), translate(names, theirs)
+    ours, values = dict(model.named_parameters()), names(theirs)
     assert set(values) == set(ours)
     assert model.num_parameters() == sum(value.size for value in theirs.values())  # nothing of theirs is left out
     for name, value in values.items():
@@ -98,7 +78,7 @@ def compare(torch, model, y, reference, y_reference, names, keep=None, inputs=()
     y_reference.backward(torch.from_numpy(dy))
     dx = model.backward(dy)
     assert model.pending == 0
-    theirs = translate(names, {name: p.grad.numpy() for name, p in reference.named_parameters()})
+    theirs = names({name: p.grad.numpy() for name, p in reference.named_parameters()})
     pairs = [(name, parameter.grad, theirs[name]) for name, parameter in model.named_parameters()]
     found = dx if isinstance(dx, tuple) else (dx,)
     pairs += [(f"input {i}", found[i], x.grad.numpy()) for i, x in enumerate(inputs)]

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 from helpers import check_gradients, generic, normal
-from huggingface import build, compare, copy_weights, in_float64, layer_norm, linear
+from huggingface import build, compare, copy_weights, in_float64
+from parity.names import of_huggingface
 
 from numtrans.errors import ConfigError, IndexRangeError, ShapeError
 from numtrans.layers import TiedLinear
@@ -23,31 +24,6 @@ def make(**options):
     return generic(BERT(BERTConfig(7, **(SIZES | options)), rng=0))
 
 
-def names(prefix, head):
-    """Our parameters and those of `transformers`."""
-    e = f"{prefix}embeddings"
-    found = {
-        "embedding.token.E": (f"{e}.word_embeddings.weight", None),
-        "embedding.position.W": (f"{e}.position_embeddings.weight", None),
-        "embedding.token_type.E": (f"{e}.token_type_embeddings.weight", None),
-    } | layer_norm("embedding.norm", f"{e}.LayerNorm")
-    for i in range(2):
-        ours, theirs = f"encoder.layers.{i}", f"{prefix}encoder.layer.{i}"
-        for a, b in {"q": "self.query", "k": "self.key", "v": "self.value", "out": "output.dense"}.items():
-            found |= linear(f"{ours}.self_attention.sublayer.{a}_proj", f"{theirs}.attention.{b}")
-        found |= layer_norm(f"{ours}.self_attention.norm", f"{theirs}.attention.output.LayerNorm")
-        found |= linear(f"{ours}.feedforward.sublayer.linear1", f"{theirs}.intermediate.dense")
-        found |= linear(f"{ours}.feedforward.sublayer.linear2", f"{theirs}.output.dense")
-        found |= layer_norm(f"{ours}.feedforward.norm", f"{theirs}.output.LayerNorm")
-    if head == "pooled":
-        found |= linear("head.dense", "pooler.dense")
-    if head == "mlm":
-        found |= linear("head.dense", "cls.predictions.transform.dense")
-        found |= layer_norm("head.norm", "cls.predictions.transform.LayerNorm")
-        found["head.bias"] = ("cls.predictions.bias", None)
-    return found
-
-
 @pytest.mark.parametrize(("head", "options"), [
     ("pooled", {}), ("none", {"hidden_act": "gelu_new"}), ("mlm", {}), ("mlm", {"hidden_act": "relu"}),
 ])  # fmt: skip
@@ -63,7 +39,7 @@ def test_equal_to_transformers(head, options, monkeypatch):
     reference = build(torch, kind, config)
     activation = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu"}[config.hidden_act]
     model = BERT(BERTConfig(7, 6, 8, 2, 2, 10, head=head, feedforward=activation))
-    fit = names("bert." if head == "mlm" else "", head)
+    fit = of_huggingface("bert", model)
     copy_weights(model, reference, fit)
     real = torch.from_numpy((IDS != 0).astype(int))
     y = reference(torch.from_numpy(IDS), attention_mask=real, token_type_ids=torch.from_numpy(TYPES))

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 from helpers import check_gradients, generic, normal
-from huggingface import build, compare, copy_weights, in_float64, layer_norm
+from huggingface import build, compare, copy_weights, in_float64
+from parity.names import of_huggingface
 
 from numtrans.layers import Dropout, LayerNorm, Linear, TiedLinear
 from numtrans.losses import CrossEntropyLoss
@@ -150,26 +151,9 @@ def test_equal_to_transformers(monkeypatch):
     torch, transformers = in_float64(monkeypatch, "gpt2")
     config = transformers.GPT2Config(vocab_size=11, n_positions=9, n_embd=12, n_head=3, n_layer=2, n_inner=10)
     reference = build(torch, transformers.GPT2LMHeadModel, config)
-    fit = {
-        "embedding.embedding.E": ("transformer.wte.weight", None),
-        "embedding.position.W": ("transformer.wpe.weight", None),
-    } | layer_norm("layers.norm", "transformer.ln_f")
-    for i in range(2):
-        ours, theirs = f"layers.layers.{i}", f"transformer.h.{i}"
-        for k, part in enumerate("qkv"):  # one matrix (12, 36), of the form (in, out) as ours
-            piece = slice(12 * k, 12 * (k + 1))
-            for a, b in {"W": "weight", "b": "bias"}.items():
-                name = f"{ours}.self_attention.sublayer.{part}_proj.{a}"
-                fit[name] = (f"{theirs}.attn.c_attn.{b}", lambda x, piece=piece: x[..., piece])
-        places = {
-            "self_attention.sublayer.out_proj": "attn.c_proj", "feedforward.sublayer.linear1": "mlp.c_fc",
-            "feedforward.sublayer.linear2": "mlp.c_proj",
-        }  # fmt: skip
-        for a, b in places.items():
-            fit |= {f"{ours}.{a}.W": (f"{theirs}.{b}.weight", None), f"{ours}.{a}.b": (f"{theirs}.{b}.bias", None)}
-        fit |= layer_norm(f"{ours}.self_attention.norm", f"{theirs}.ln_1")
-        fit |= layer_norm(f"{ours}.feedforward.norm", f"{theirs}.ln_2")
-    model = copy_weights(GPT(GPTConfig(11, 9, 12, 3, 2, 10)), reference, fit)
+    model = GPT(GPTConfig(11, 9, 12, 3, 2, 10))
+    fit = of_huggingface("gpt2", model)
+    copy_weights(model, reference, fit)
     ids = np.random.default_rng(1).integers(0, 11, (3, 8))
     real = np.ones((3, 8), bool)
     real[1, 5:], real[2, 2:] = False, False

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 from helpers import check_gradients, generic
-from huggingface import build, compare, copy_weights, in_float64, linear
+from huggingface import build, compare, copy_weights, in_float64
+from parity.names import of_huggingface
 
 from numtrans.errors import ConfigError, IndexRangeError, ShapeError
 from numtrans.layers import GatedFeedForward, Linear, RMSNorm, RotaryPositionalEncoding, TiedLinear
@@ -21,23 +22,6 @@ def make(**options):
     return generic(Llama(LlamaConfig(7, **(SIZES | options)), rng=0))
 
 
-def names(tied, layers=2):
-    """Our parameters and those of `transformers`."""
-    found = {"embedding.E": ("model.embed_tokens.weight", None), "layers.norm.gamma": ("model.norm.weight", None)}
-    if not tied:
-        found |= linear("output", "lm_head", bias=False)
-    for i in range(layers):
-        ours, theirs = f"layers.layers.{i}", f"model.layers.{i}"
-        for part in ("q", "k", "v", "o"):
-            name = f"{ours}.self_attention.sublayer.{'out' if part == 'o' else part}_proj"
-            found |= linear(name, f"{theirs}.self_attn.{part}_proj", bias=False)
-        for part in ("gate", "up", "down"):
-            found |= linear(f"{ours}.feedforward.sublayer.{part}_proj", f"{theirs}.mlp.{part}_proj", bias=False)
-        found[f"{ours}.self_attention.norm.gamma"] = (f"{theirs}.input_layernorm.weight", None)
-        found[f"{ours}.feedforward.norm.gamma"] = (f"{theirs}.post_attention_layernorm.weight", None)
-    return found
-
-
 @pytest.mark.parametrize(("kv_heads", "d_kv", "tied", "base", "eps"), [
     (4, 4, False, 10000.0, 1e-6), (2, 4, True, 500.0, 1e-5), (1, 6, False, 10000.0, 1e-5),
 ])  # fmt: skip
@@ -50,13 +34,36 @@ def test_equal_to_transformers(kv_heads, d_kv, tied, base, eps, monkeypatch):
     )  # fmt: skip
     reference = build(torch, transformers.LlamaForCausalLM, config)
     model = Llama(LlamaConfig(11, 9, 16, 4, 2, 10, kv_heads, d_kv, base, eps, tie_output=tied))
-    fit = names(tied)
+    fit = of_huggingface("llama", model)
     copy_weights(model, reference, fit)
     ids = np.random.default_rng(1).integers(0, 11, (3, 8))
     real = np.ones((3, 8), bool)
     real[1, 5:], real[2, 2:] = False, False
     y = reference(torch.from_numpy(ids), attention_mask=torch.from_numpy(real.astype(int))).logits
     compare(torch, model, model(ids, real[:, None, None]), reference, y, fit, keep=real)
+
+
+def test_equal_to_mistral_with_a_window(monkeypatch):
+    torch, transformers = in_float64(monkeypatch, "mistral")
+    config = transformers.MistralConfig(
+        vocab_size=11, hidden_size=16, num_attention_heads=4, num_hidden_layers=2, intermediate_size=10,
+        num_key_value_heads=2, max_position_embeddings=9, sliding_window=3,
+    )  # fmt: skip
+    reference = build(torch, transformers.MistralForCausalLM, config)
+    model = Llama(LlamaConfig(11, 9, 16, 4, 2, 10, 2, sliding_window=3))
+    fit = of_huggingface("llama", model)
+    copy_weights(model, reference, fit)
+    ids = np.random.default_rng(1).integers(0, 11, (3, 8))
+    compare(torch, model, model(ids), reference, reference(torch.from_numpy(ids)).logits, fit)
+
+
+def test_window():
+    model = make(num_layers=1, sliding_window=2)
+    before = model(IDS)
+    ids = IDS.copy()
+    ids[:, 1] = (ids[:, 1] + 1) % 7
+    np.testing.assert_array_equal((model(ids) != before).any(axis=(0, 2)), [False, True, True, False, False])
+    np.testing.assert_array_equal(make(sliding_window=5)(IDS), make()(IDS))
 
 
 @pytest.mark.parametrize("options", [
@@ -154,6 +161,8 @@ def test_config_and_wrong_inputs():
         LlamaConfig(num_kv_heads=5)
     with pytest.raises(ConfigError, match="LlamaConfig: d_model=10 is not divisible by num_heads=4"):
         LlamaConfig(d_model=10, num_heads=4)
+    with pytest.raises(ConfigError, match="LlamaConfig: sliding_window is 0, expected at least 1"):
+        LlamaConfig(sliding_window=0)
     with pytest.raises(ConfigError, match="LlamaConfig: a head has 3 features, expected an even number, for RoPE"):
         LlamaConfig(d_model=12, num_heads=4)
     model = make()

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 from helpers import check_gradients, generic, normal
-from huggingface import build, compare, copy_weights, in_float64, linear
+from huggingface import build, compare, copy_weights, in_float64
+from parity.names import of_huggingface
 
 from numtrans.errors import ConfigError, ShapeError
 from numtrans.layers import GatedFeedForward, Linear, T5RelativeBias, TiedLinear, causal_mask, padding_mask
@@ -25,34 +26,6 @@ def make(**options):
     return generic(T5(T5Config(7, **(SIZES | options)), rng=0))
 
 
-def names(version, layers=2):
-    """Our parameters and those of `transformers`."""
-    found = {"embedding.E": ("shared.weight", None)}
-    if version == "1.1":
-        found |= linear("output", "lm_head", bias=False)
-    for stack in ("encoder", "decoder"):
-        found[f"{stack}.norm.gamma"] = (f"{stack}.final_layer_norm.weight", None)
-        bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        found[f"{stack}.layers.0.self_attention.sublayer.attention.position.W"] = (bias, None)
-        for i in range(layers):
-            ours, theirs = f"{stack}.layers.{i}", f"{stack}.block.{i}.layer"
-            attentions = {"self_attention": "0.SelfAttention"}
-            if stack == "decoder":
-                attentions["cross_attention"] = "1.EncDecAttention"
-            for a, b in attentions.items():
-                for part in ("q", "k", "v", "o"):
-                    name = "out" if part == "o" else part
-                    found |= linear(f"{ours}.{a}.sublayer.{name}_proj", f"{theirs}.{b}.{part}", bias=False)
-                found[f"{ours}.{a}.norm.gamma"] = (f"{theirs}.{b[0]}.layer_norm.weight", None)
-            last = len(attentions)
-            parts = {"1.0": {"linear1": "wi", "linear2": "wo"},
-                     "1.1": {"gate_proj": "wi_0", "up_proj": "wi_1", "down_proj": "wo"}}  # fmt: skip
-            for a, b in parts[version].items():
-                found |= linear(f"{ours}.feedforward.sublayer.{a}", f"{theirs}.{last}.DenseReluDense.{b}", bias=False)
-            found[f"{ours}.feedforward.norm.gamma"] = (f"{theirs}.{last}.layer_norm.weight", None)
-    return found
-
-
 @pytest.mark.parametrize(("version", "d_kv", "length"), [("1.0", 5, 12), ("1.1", 4, 9)])
 def test_equal_to_transformers(version, d_kv, length, monkeypatch):
     torch, transformers = in_float64(monkeypatch, "t5")
@@ -70,7 +43,7 @@ def test_equal_to_transformers(version, d_kv, length, monkeypatch):
 
     reference = build(torch, kind, config)
     model = T5(T5Config(11, 8, d_kv, 2, 9, 2, 2, 8, 10, **VERSIONS[version]))
-    fit = names(version)
+    fit = of_huggingface("t5", model)
     copy_weights(model, reference, fit)
     rng = np.random.default_rng(2)
     src, tgt = rng.integers(1, 11, (3, length)), rng.integers(1, 11, (3, 7))

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 from helpers import check_gradients, generic, normal
-from huggingface import build, compare, copy_weights, error, in_float64, layer_norm, linear
+from huggingface import build, compare, copy_weights, error, in_float64
+from parity.names import of_huggingface
 
 from numtrans.data import load_digits
 from numtrans.errors import ConfigError, DtypeError, ShapeError
@@ -24,25 +25,6 @@ def make(**options):
     return model
 
 
-def names(layers=2):
-    """Our parameters and those of `transformers`."""
-    found = {
-        "class_token": ("vit.embeddings.cls_token", None),
-        "position.W": ("vit.embeddings.position_embeddings", lambda x: x[0]),
-        "patch_embedding.W": ("vit.embeddings.patch_embeddings.projection.weight", lambda x: x.reshape(len(x), -1).T),
-        "patch_embedding.b": ("vit.embeddings.patch_embeddings.projection.bias", None),
-    } | layer_norm("encoder.norm", "vit.layernorm") | linear("head", "classifier")  # fmt: skip
-    for i in range(layers):
-        ours, theirs = f"encoder.layers.{i}", f"vit.layers.{i}"
-        for a, b in {"q": "q", "k": "k", "v": "v", "out": "o"}.items():
-            found |= linear(f"{ours}.self_attention.sublayer.{a}_proj", f"{theirs}.attention.{b}_proj")
-        found |= layer_norm(f"{ours}.self_attention.norm", f"{theirs}.layernorm_before")
-        found |= layer_norm(f"{ours}.feedforward.norm", f"{theirs}.layernorm_after")
-        for k in (1, 2):
-            found |= linear(f"{ours}.feedforward.sublayer.linear{k}", f"{theirs}.mlp.fc{k}")
-    return found
-
-
 @pytest.mark.parametrize(("size", "patch", "channels", "eps"), [(6, 2, 3, 1e-12), (9, 3, 1, 1e-5)])
 def test_equal_to_transformers(size, patch, channels, eps, monkeypatch):
     torch, transformers = in_float64(monkeypatch, "vit")
@@ -52,7 +34,7 @@ def test_equal_to_transformers(size, patch, channels, eps, monkeypatch):
     )  # fmt: skip
     reference = build(torch, transformers.ViTForImageClassification, config)
     model = ViT(ViTConfig(size, patch, channels, 5, 8, 2, 2, 10, norm_eps=eps))
-    fit = names()
+    fit = of_huggingface("vit", model)
     copy_weights(model, reference, fit)
     images = normal(3, channels, size, size, seed=1)
     theirs = torch.tensor(images, requires_grad=True)

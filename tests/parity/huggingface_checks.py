@@ -6,7 +6,7 @@ The library computes something at padded places too. There the cotangent is 0, a
 import torch
 import transformers
 from huggingface import build, compare, copy_weights
-from parity import names
+from parity.names import of_huggingface
 from parity.torch_checks import keys, leaf, real_tokens, rng_of
 
 from numtrans.models import BERT, GPT, T5, BERTConfig, GPTConfig, Llama, LlamaConfig, T5Config, ViT, ViTConfig
@@ -32,7 +32,7 @@ def bert(c):
         c["vocab"], 12, D, c["heads"], c["layers"], c["d_ff"], head="mlm", feedforward=activation, norm_eps=c["eps"],
         pad_id=None,
     ))  # fmt: skip
-    table = names.bert(c["layers"])
+    table = of_huggingface("bert", ours)
     return copy_weights(ours, theirs, table), theirs, table
 
 
@@ -51,9 +51,10 @@ def gpt2(c):
     D = c["heads"] * c["d"]
     theirs = build(torch, transformers.GPT2LMHeadModel, transformers.GPT2Config(
         vocab_size=c["vocab"], n_positions=12, n_embd=D, n_head=c["heads"], n_layer=c["layers"], n_inner=c["d_ff"],
+        bos_token_id=0, eos_token_id=0,
     ), c["seed"])  # fmt: skip
     ours = GPT(GPTConfig(c["vocab"], 12, D, c["heads"], c["layers"], c["d_ff"], dropout=0.0))
-    table = names.gpt2(D, c["layers"])
+    table = of_huggingface("gpt2", ours)
     return copy_weights(ours, theirs, table), theirs, table
 
 
@@ -91,7 +92,7 @@ def t5(c):
         c["vocab"], c["d_model"], c["d"], c["heads"], c["d_ff"], c["layers"], c["decoder_layers"], c["buckets"], 6,
         dropout=0.0, pad_id=None, **T5_VERSIONS[version],
     ))  # fmt: skip
-    table = names.t5(version, c["layers"], c["decoder_layers"])
+    table = of_huggingface("t5", ours)
     return copy_weights(ours, theirs, table), theirs, table
 
 
@@ -120,7 +121,7 @@ def llama(c):
     ours = Llama(LlamaConfig(
         c["vocab"], 12, D, heads, c["layers"], c["d_ff"], groups, d, c["base"], c["eps"], tie_output=c["tied"]
     ))
-    table = names.llama(c["tied"], c["layers"])
+    table = of_huggingface("llama", ours)
     return copy_weights(ours, theirs, table), theirs, table
 
 
@@ -145,7 +146,7 @@ def check_vit(c):
     ours = ViT(ViTConfig(
         size, c["patch"], c["channels"], c["classes"], D, c["heads"], c["layers"], c["d_ff"], norm_eps=c["eps"]
     ))
-    table = names.vit(c["layers"])
+    table = of_huggingface("vit", ours)
     copy_weights(ours, theirs, table)
     images, timages = leaf(rng_of(c), c["B"], c["channels"], size, size)
     compare(torch, ours, ours(images), theirs, theirs(timages).logits, table, inputs=(timages,))

@@ -61,7 +61,7 @@ def check_attention_function(c):
     whole = torch.tensor(whole if mask is None else whole & mask)
     y = F.scaled_dot_product_attention(tq, tk, tv, attn_mask=whole, scale=c["scale"], enable_gqa=True)
     model = ScaledDotProductAttention(causal=c["causal"], scale=c["scale"])
-    compare(torch, model, model(q, k, v, mask), torch.nn.Module(), y, {}, inputs=(tq, tk, tv))
+    compare(torch, model, model(q, k, v, mask), torch.nn.Module(), y, dict, inputs=(tq, tk, tv))
 
 
 def check_multi_head_attention(c):
