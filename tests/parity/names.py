@@ -10,7 +10,7 @@ from numtrans.pretrained.hf_names import NAMES, plain_names
 from numtrans.pretrained.names import SAME, Row, read, shapes_of
 from numtrans.pretrained.torch_names import encoder_decoder, torch_rows, under
 
-# What the files of a ViT and releases up to 5.5 of `transformers` call otherwise than later releases.
+# What the files of a ViT call otherwise than the model that transformers makes of them.
 VIT = {
     r"^(vit\.)?layers\.": "encoder.layer.", r"attention\.q_proj": "attention.attention.query",
     r"attention\.k_proj": "attention.attention.key", r"attention\.v_proj": "attention.attention.value",
