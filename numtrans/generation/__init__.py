@@ -1,0 +1,10 @@
+"""Writing with a trained model, one token after another: sampling, greedy decoding, beam search."""
+
+from numtrans.generation.beam import beam_search
+from numtrans.generation.continuation import Continuation, evaluating
+from numtrans.generation.sampling import draw, penalize, probabilities
+from numtrans.generation.writing import generate, stream, translate
+
+__all__ = [
+    "Continuation", "beam_search", "draw", "evaluating", "generate", "penalize", "probabilities", "stream", "translate",
+]  # fmt: skip

@@ -1,0 +1,116 @@
+"""From logits to a token: temperature, top-k, top-p, min-p, repetition penalty. On the host, in float64.
+
+Shapes: ``B`` rows, ``V`` vocabulary.
+"""
+
+from numbers import Integral
+
+import numpy as np
+
+from numtrans.errors import ConfigError, ShapeError
+
+
+def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
+    r"""What a token is drawn from: :math:`p = \mathrm{softmax}(z / \tau)` of `logits` (B, V), cut and rescaled.
+
+    The cuts are made in the order of the arguments, and what is left sums to one again.
+
+    Parameters
+    ----------
+    logits : array (B, V)
+        ``-inf`` for a token that must not come.
+    temperature : float, default 1.0
+        :math:`\tau`. 0 leaves the likeliest token alone; of equal ones the first.
+    top_k : int, optional
+        Keep the `top_k` likeliest tokens; all, if there are no more.
+    top_p : float, optional
+        Keep the fewest likeliest tokens whose probabilities reach `top_p`: a token stays if those before it do not
+        reach it, so the one that crosses the threshold stays (Holtzman et al. 2020, arXiv:1904.09751).
+    min_p : float, optional
+        Keep the tokens with :math:`p \ge \text{min\_p} \cdot \max p` (Nguyen et al. 2024, arXiv:2407.01082).
+
+    Raises
+    ------
+    ConfigError
+        For a value without meaning, or a row without a token that may come.
+    """
+    check_sampling("probabilities", temperature, top_k, top_p, min_p)
+    z = np.asarray(logits, np.float64)
+    largest = z.max(axis=-1, keepdims=True)
+    if not np.isfinite(largest).all():
+        raise ConfigError(
+            "probabilities: a row of logits has no finite largest value. Either every token is suppressed, or the "
+            "model gave NaN or an infinity."
+        )
+    if temperature == 0:
+        return (np.arange(z.shape[-1]) == z.argmax(axis=-1)[:, None]).astype(np.float64)
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to -inf, which is right
+        p = np.exp((z - largest) / temperature)
+    p /= p.sum(axis=-1, keepdims=True)
+    if top_k is not None or top_p is not None:
+        order = np.argsort(-z, axis=-1, kind="stable")                      # likeliest first
+        ranked = np.take_along_axis(p, order, axis=-1)
+        if top_k is not None:
+            ranked[:, top_k:] = 0
+            ranked /= ranked.sum(axis=-1, keepdims=True)
+        if top_p is not None:
+            ranked[ranked.cumsum(axis=-1) - ranked >= top_p] = 0
+        np.put_along_axis(p, order, ranked, axis=-1)                        # back to the order of the vocabulary
+    if min_p is not None:
+        p[p < min_p * p.max(axis=-1, keepdims=True)] = 0
+    return p / p.sum(axis=-1, keepdims=True)
+
+
+def draw(p, u):
+    """The token of each row of `p` (B, V) at which the cumulated probability passes `u` (B,), numbers in [0, 1)."""
+    cumulated = np.cumsum(p, axis=-1)
+    return (cumulated <= np.asarray(u)[:, None] * cumulated[:, -1:]).sum(axis=-1)
+
+
+def penalize(logits, seen, penalty):
+    r"""Make tokens that have come less likely: :math:`z / \theta` if :math:`z > 0`, else :math:`z \theta`.
+
+    Parameters
+    ----------
+    logits : array (B, V)
+    seen : boolean array (B, V)
+        The tokens that have come in each row; padding is none of them.
+    penalty : float
+        :math:`\theta`; 1 changes nothing (Keskar et al. 2019, CTRL, arXiv:1909.05858).
+    """
+    return np.where(seen, np.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def check_sampling(owner, temperature=1.0, top_k=None, top_p=None, min_p=None, repetition_penalty=1.0):
+    """Raise `ConfigError` for a value without meaning; `owner` is named in the message."""
+    whole = isinstance(top_k, Integral) and not isinstance(top_k, bool)
+    rules = {
+        "temperature": (temperature, 0 <= temperature < np.inf, "a number of at least 0"),
+        "top_k": (top_k, top_k is None or (whole and top_k >= 1), "an integer of at least 1"),
+        "top_p": (top_p, top_p is None or 0 < top_p <= 1, "above 0 and at most 1"),
+        "min_p": (min_p, min_p is None or 0 <= min_p <= 1, "at least 0 and at most 1"),
+        "repetition_penalty": (repetition_penalty, 0 < repetition_penalty < np.inf, "a number above 0"),
+    }
+    for name, (value, fits, expected) in rules.items():
+        if not fits:
+            raise ConfigError(f"{owner}: {name} is {value!r}, expected {expected}")
+
+
+def check_tokens(owner, name, tokens, vocab_size):
+    """`tokens`, an integer, several or None, as a list; raise unless they are in the vocabulary."""
+    tokens = [] if tokens is None else [tokens] if isinstance(tokens, Integral) else list(tokens)
+    for token in tokens:
+        if not isinstance(token, Integral) or isinstance(token, bool) or not 0 <= token < vocab_size:
+            raise ConfigError(f"{owner}: {name} holds {token!r}, expected ids from 0 to {vocab_size - 1}")
+    return tokens
+
+
+def seen_tokens(ids, real, vocab_size):
+    """Boolean (B, V): the tokens of `ids` (B, T) in each row, where `real` (B, T), if given, is True."""
+    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise ShapeError(f"seen_tokens: ids reach from {ids.min()} to {ids.max()}, expected 0 to {vocab_size - 1}")
+    seen = np.zeros((len(ids), vocab_size), bool)
+    rows = np.arange(len(ids))[:, None] + np.zeros_like(ids)
+    keep = np.ones(ids.shape, bool) if real is None else real
+    seen[rows[keep], ids[keep]] = True
+    return seen
