@@ -103,14 +103,18 @@ class Run:
     target_vocab: object
     settings: dict
 
-    def translate(self, texts, max_len=None):
-        """The greedy translation of each of `texts`, as strings."""
+    def translate(self, texts, max_len=None, *, num_beams=1, length_penalty=1.0):
+        """The translation of each of `texts`, as strings: greedy, or with more beams the best of a beam search.
+
+        At most `max_len` tokens are written, by default one more than the longest target of the training has.
+        """
         self.check_model(Transformer, "translate")
         rows = [self.source_vocab.encode(text) for text in texts]
         if not all(rows):
             raise ConfigError(f"translate: text {rows.index([]) + 1} of {len(rows)} is empty")
         max_len = self.settings.get("longest_target", 100) + 1 if max_len is None else max_len
-        written = translate(self.model, pad_batch(rows)[0], max_len)
+        src, _ = pad_batch(rows)
+        written = translate(self.model, src, max_len, num_beams=num_beams, length_penalty=length_penalty)
         return [self.target_vocab.decode(row) for row in written]
 
     def check_model(self, kind, command):

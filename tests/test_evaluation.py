@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -205,6 +205,27 @@ def test_perplexity_beyond_the_largest_number():
     assert result.perplexity == math.inf
 
 
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+def test_beams_by_listing_all_translations(penalty):
+    run = chain_translator()
+    run.model.table = table = np.full((6, 6), 1e-300)
+    table[BOS, [A, B]] = 0.6, 0.4
+    table[A, [EOS, A, B]] = 0.30, 0.36, 0.34
+    table[B, [EOS, A, B]] = 0.95, 0.03, 0.02
+    best = {}
+    for length in range(1, 6):  # 4 letters and the end, or 5 letters
+        for row in product([A, B], repeat=length):
+            path = [BOS, *row, *([EOS] if length < 5 else [])]
+            total = sum(math.log(table[a, b]) for a, b in pairwise(path))
+            best[VOCAB.decode(row)] = total / (len(path) - 1) ** penalty
+    expected = max(best, key=best.get)
+    assert (expected == "b") == (penalty < 2)  # the exponent decides: "b" or the longest
+    assert evaluate_pairs(run, [("a", "b")]).written == ["aaaaa"]
+    found = evaluate_pairs(run, [("a", "b"), ("aab", "b")], num_beams=64, length_penalty=penalty)
+    assert found.written == [expected] * 2
+    assert found.exact == [expected == "b"] * 2
+
+
 # ---- against the model itself, one example at a time, without padding
 
 
@@ -255,6 +276,16 @@ def test_pairs_do_not_depend_on_the_batch_size(held_out, batch_size):
     assert result.written == written
     assert result.exact == [w == t for w, (_, t) in zip(written, pairs)]
     assert 0 < sum(result.exact) < len(pairs)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 100])
+def test_beams_do_not_depend_on_the_batch_size(held_out, batch_size):
+    run, pairs, (nats, _, _), written = held_out
+    alone = [run.translate([source], num_beams=3, length_penalty=0.5)[0] for source, _ in pairs]
+    result = evaluate_pairs(run, pairs, batch_size=batch_size, num_beams=3, length_penalty=0.5)
+    assert result.written == alone
+    assert alone != written
+    assert result.nats == pytest.approx(nats, rel=1e-11)
 
 
 def test_bleu_and_chrf_are_those_of_sacrebleu(held_out):
@@ -421,6 +452,18 @@ def test_the_command_on_two_files_side_by_side(pairs_run, numtrans, tmp_path):
     assert tables[0] == tables[1] == tables[2]
 
 
+def test_the_command_with_beams(pairs_run, numtrans, tmp_path):
+    run, _, folder = pairs_run
+    pairs = sentences(12, seed=4)
+    data = write_pairs(tmp_path / "pairs.tsv", pairs)
+    beams = ["evaluate", folder, "--data", data, "--out", tmp_path / "out.json", "--beams", 3]
+    for options, penalty in (([], 1.0), (["--length-penalty", -6], -6.0)):
+        assert numtrans(*beams, *options)[0] == 0
+        written = [pair["translation"] for pair in numbers(tmp_path / "out.json")[0]["translations"]]
+        assert written == run.translate([source for source, _ in pairs], num_beams=3, length_penalty=penalty)
+    assert written != run.translate([source for source, _ in pairs], num_beams=3)
+
+
 def test_without_files_the_run_is_judged_by_its_own_test_pairs(pairs_run, numtrans, tmp_path):
     run, task, folder = pairs_run
     assert numtrans("evaluate", folder, "--out", tmp_path / "own.json")[0] == 0
@@ -498,6 +541,8 @@ def test_mistakes_with_files(pairs_run, numtrans, tmp_path):
     refuses(numtrans("evaluate", folder, "--data", tmp_path / "picture.png"), "picture.png", "binary")
     good = write_pairs(tmp_path / "good.tsv", sentences(3))
     refuses(numtrans("evaluate", folder, "--data", good, "--source", good), "not both")
+    refuses(numtrans("evaluate", folder, "--data", good, "--length-penalty", 2), "give --beams 2 or more")
+    refuses(numtrans("evaluate", folder, "--data", good, "--beams", 2, "--length-penalty", "inf"), "finite")
     refuses(numtrans("evaluate", folder, "--target", good), "--target needs --source")
     refuses(numtrans("evaluate", folder, "--data", good, "--out", tmp_path / "out.csv"), ".tsv", ".json")
     (tmp_path / "file").write_text("x")
@@ -508,6 +553,8 @@ def test_mistakes_with_text_runs(text_runs, numtrans, tmp_path):
     text, folder = text_runs / "text.txt", text_runs / "clm"
     refuses(numtrans("evaluate", folder, "--source", text, "--target", text), "--source is for pairs", "GPT")
     refuses(numtrans("evaluate", folder, "--data", text, "--out", tmp_path / "a.tsv"), "writes no translations")
+    refuses(numtrans("evaluate", folder, "--beams", 4), "--beams", "translations", "GPT")
+    refuses(numtrans("evaluate", folder, "--length-penalty", 0), "--length-penalty", "translations", "GPT")
     (tmp_path / "short.txt").write_text("o")
     refuses(numtrans("evaluate", folder, "--data", tmp_path / "short.txt"), "short.txt has 1 tokens", "at least 2")
 

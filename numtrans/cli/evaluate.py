@@ -31,6 +31,10 @@ def add(commands):
         "and target")
     add("--source", metavar="FILE", help="pairs: one sentence a line, or both with a tab between")
     add("--target", metavar="FILE", help="pairs: the translations of --source, line by line")
+    add("--beams", type=positive, default=1, help="pairs: beams of the search for a translation; 1 is greedy decoding "
+        "(default %(default)s)")
+    add("--length-penalty", type=float, help="beams: scores are divided by their length to this power; 0 favors short "
+        "translations (default 1)")
     add("--out", type=Path, metavar="FILE", help="write the translations beside the references as .tsv, or with all "
         "numbers as .json")
     add("--batch", type=positive, default=64, help="rows worked through at a time, without effect on the numbers "
@@ -54,7 +58,12 @@ def run_evaluate(arguments):
     check(arguments, run, pairs)
     prepare(arguments.backend, arguments.threads)
     run.model.to(arguments.backend)
-    options = {"batch_size": arguments.batch, **({} if pairs else {"seed": arguments.seed})}
+    options = {"batch_size": arguments.batch}
+    if not pairs:
+        options["seed"] = arguments.seed
+    elif arguments.beams > 1:
+        penalty = 1.0 if arguments.length_penalty is None else arguments.length_penalty
+        options.update(num_beams=arguments.beams, length_penalty=penalty)
     if arguments.source:
         results = [evaluate_file(run, arguments.source, arguments.target, **options)]
     elif arguments.data:
@@ -87,6 +96,10 @@ def check(arguments, run, pairs):
         raise ConfigError("evaluate: --target needs --source, the sentences that it translates")
     if arguments.source and not pairs:
         raise ConfigError(f"evaluate: --source is for pairs, but this run holds a {kind}, which reads texts: --data")
+    if not pairs and (arguments.beams > 1 or arguments.length_penalty is not None):
+        raise ConfigError(f"evaluate: --beams and --length-penalty are for translations, but this run holds a {kind}")
+    if arguments.length_penalty is not None and arguments.beams == 1:
+        raise ConfigError("evaluate: --length-penalty compares beams; give --beams 2 or more")
     if arguments.out is None:
         return
     if arguments.out.suffix not in (".tsv", ".json"):
