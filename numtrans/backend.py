@@ -111,4 +111,4 @@ def erf(x):
         return importlib.import_module("cupyx.scipy.special").erf(x)
     from scipy.special import erf as scipy_erf  # imported on use: scipy.special doubles the time of the import
 
-    return scipy_erf(x)
+    return scipy_erf(x).astype(x.dtype, copy=False)  # of float16 it is float32 or float64

@@ -37,7 +37,18 @@ from numtrans.layers import (
     TiedLinear,
 )
 from numtrans.losses import CrossEntropyLoss
-from numtrans.models import GPT, GPTConfig, Transformer, TransformerConfig
+from numtrans.models import (
+    BERT,
+    GPT,
+    T5,
+    BERTConfig,
+    GPTConfig,
+    Llama,
+    LlamaConfig,
+    T5Config,
+    Transformer,
+    TransformerConfig,
+)
 
 
 def f32(*shape):
@@ -51,6 +62,31 @@ def gpt(**options):
 def transformer(**options):
     sizes = dict(d_model=4, num_heads=2, d_ff=6, num_encoder_layers=1, num_decoder_layers=1, max_len=4)
     return Transformer(TransformerConfig(7, 9, **(sizes | options)))
+
+
+def bert(**options):
+    return BERT(BERTConfig(7, **(dict(max_len=4, d_model=4, num_heads=2, num_layers=1, d_ff=6) | options)))
+
+
+def t5(**options):
+    sizes = dict(d_model=4, d_kv=2, num_heads=2, d_ff=6, num_encoder_layers=1, num_decoder_layers=1)
+    return T5(T5Config(7, **(sizes | options)))
+
+
+def llama(**options):
+    return Llama(LlamaConfig(7, **(dict(max_len=4, d_model=4, num_heads=2, num_layers=1, d_ff=6) | options)))
+
+
+MODELS = {
+    "GPT": gpt, "GPT, T5's positions": lambda: gpt(position="t5"), "GPT, Shaw": lambda: gpt(position="shaw"),
+    "BERT": bert, "BERT, masked-LM head": lambda: bert(head="mlm"), "BERT, hidden states": lambda: bert(head="none"),
+    "Llama": llama, "Llama, window": lambda: llama(sliding_window=2), "T5": t5, "Transformer": transformer,
+}  # fmt: skip
+
+
+def call(model, ids, **options):
+    """The model of these ids, which are source and target where there are two."""
+    return model(ids, ids, **options) if isinstance(model, (T5, Transformer)) else model(ids, **options)
 
 
 IDS = np.array([[1, 2, 3]])
@@ -118,6 +154,23 @@ def test_mixed_dtypes(name):
         WIDTH_4[name]()(normal(2, 3, 4))
     with pytest.raises(DtypeError, match="has dtype float32, expected float64"):
         WIDTH_4[name]().astype(np.float64)(f32(2, 3, 4))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layer_keeps_the_dtype(name, dtype):
+    layer = LAYERS[name]().astype(dtype)
+    y = layer(normal(2, 3, 4).astype(dtype))
+    dx = layer.backward(y)
+    assert {y.dtype, dx.dtype, *(p.grad.dtype for p in layer.parameters())} == {np.dtype(dtype)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_keeps_half_precision(name):
+    model = MODELS[name]().astype(np.float16)
+    y = call(model, IDS)
+    model.backward(y)
+    assert {y.dtype, *(p.grad.dtype for p in model.parameters())} == {np.dtype(np.float16)}
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -285,6 +338,21 @@ def test_token_ids(ids, error, message):
             call()
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_of_unequal_lengths(name):
+    owner = name.split(",")[0]
+    with pytest.raises(ShapeError, match=rf"{owner}: \w+ of rows of unequal lengths, expected \(batch, tokens\)"):
+        call(MODELS[name](), [[1, 2], [3]])
+
+
+def test_rows_of_unequal_lengths_in_a_table():
+    with pytest.raises(ShapeError, match="Embedding: ids of rows of unequal lengths"):
+        Embedding(7, 4)([[1, 2], [3]])
+    with pytest.raises(ShapeError, match="BERTEmbedding: token_type_ids of rows of unequal lengths"):
+        bert()(IDS, [[0, 1], [0]])
+    assert (bert().eval()(IDS.tolist(), [[0, 1, 0]]).shape) == (1, 4)
+
+
 def test_token_ids_of_the_target():
     with pytest.raises(IndexRangeError, match="id 9 out of range"):
         transformer()(IDS, np.array([[1, 9]]))
@@ -346,13 +414,40 @@ def test_masks_of_a_model(mask, error, message):
             transformer()(IDS, IDS, tgt_mask=mask)
 
 
+@pytest.mark.parametrize("make", [t5, transformer])
+def test_a_mask_of_source_tokens_is_the_same_in_decode(make):
+    model = make(dropout=0.0, pad_id=None)
+    src, tgt = np.array([[1, 2, 3], [4, 5, 6]]), np.array([[1, 2], [3, 4]])  # as many rows as target tokens
+    mask = np.array([[True, True, False], [True, False, False]])
+    memory, hidden = model.encode(src, mask)
+    assert (model.decode(tgt, memory, mask) == model.decode(tgt, memory, hidden)).all()
+    with pytest.raises(ShapeError, match=r"mask has shape \(2, 2\), expected \(2, 3\), one entry a token"):
+        model.decode(tgt, memory, mask[:, :2])
+
+
 def test_target_mask_of_a_wrong_shape():
     with pytest.raises(ShapeError, match="mask has shape"):
         transformer()(IDS, IDS, tgt_mask=np.ones((1, 4), bool))
 
 
-def test_no_tokens():
-    assert gpt()(np.ones((2, 0), int)).shape == (2, 0, 7)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "BERT"])
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0, 0)])
+def test_no_tokens(name, shape):
+    model = MODELS[name]()
+    y = call(model, np.ones(shape, int))
+    assert y.shape[:2] == shape
+    model.backward(y)
+    assert all(p.grad.shape == p.data.shape and not p.grad.any() for p in model.parameters())
+    assert model.pending == 0
+
+
+def test_a_first_token_that_is_not_there():
+    with pytest.raises(ShapeError, match=r"Pooler: h has shape \(2, 0, 4\), expected .* at least one token"):
+        bert()(np.ones((2, 0), int))
+    assert bert()(np.ones((0, 2), int)).shape == (0, 4)
+
+
+def test_no_keys():
     query, none = f32(1, 1, 2, 3), f32(1, 1, 0, 3)
     assert (ScaledDotProductAttention()(query, none) == 0).all()  # a query with no key gets 0
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from numtrans.backend import backend_name, get_xp, to_device
-from numtrans.errors import ConfigError, DtypeError, IndexRangeError
+from numtrans.errors import ConfigError, DtypeError, IndexRangeError, ShapeError
 from numtrans.module import Module, Parameter
 from numtrans.reductions import rows
 
@@ -70,7 +70,7 @@ class Embedding(Module):
 
     def check_ids(self, ids):
         """`ids` on the backend of the table, after the checks named above."""
-        ids = ids if hasattr(ids, "dtype") else np.asarray(ids)
+        ids = as_array(ids, "Embedding")
         if ids.dtype.kind not in "iu":
             raise DtypeError(f"Embedding: ids have dtype {ids.dtype}, expected integers")
         if ids.size and (int(ids.min()) < 0 or int(ids.max()) >= self.vocab_size):
@@ -80,6 +80,18 @@ class Embedding(Module):
             get_xp(ids, self.E.data)  # ids on the GPU and a table on the CPU are a mistake, to be named
         ids = ids.astype("int64") if ids.dtype.kind == "u" else ids  # NumPy 2.0 takes no unsigned indices
         return to_device(ids, backend_name(self.E.data))
+
+
+def as_array(ids, owner, name="ids"):
+    """`ids` as an array; raise if they are lists of unequal lengths."""
+    if hasattr(ids, "dtype"):
+        return ids
+    try:
+        return np.asarray(ids)
+    except ValueError as error:
+        raise ShapeError(
+            f"{owner}: {name} of rows of unequal lengths, expected (batch, tokens); fill them up, see pad_batch"
+        ) from error
 
 
 def sum_by_id(dy, ids, n):

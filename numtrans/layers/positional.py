@@ -177,7 +177,7 @@ class LearnedPositionalEncoding(Module):
             return dy
         # 1. y = x + W[offset:end]: the row was used once a sequence, so sum over the sequences
         dW = get_xp(dy).zeros_like(self.W.data)  # (max_len, D)
-        dW[offset : offset + T] = sum_rows(dy.reshape(-1, T * D)).reshape(T, D)
+        dW[offset : offset + T] = sum_rows(dy.reshape(*shape[:-2], T * D)).reshape(T, D)
         self.W.add_grad(dW)
         return dy
 

@@ -192,7 +192,8 @@ def sum_diagonals(x):
     H, Tq, Tk = x.shape
     wide = xp.zeros((H, Tq, Tq + Tk), x.dtype)
     wide[:, :, :Tk] = x[:, ::-1]
-    return wide.reshape(H, -1)[:, : Tq * (Tq + Tk - 1)].reshape(H, Tq, Tq + Tk - 1).sum(axis=1)
+    n = max(Tq + Tk - 1, 0)  # 0 for no tokens at all
+    return wide.reshape(H, Tq * (Tq + Tk))[:, : Tq * n].reshape(H, Tq, n).sum(axis=1)
 
 
 def check_heads(module, q):

@@ -4,6 +4,7 @@ import numpy as np
 
 from numtrans.backend import get_xp
 from numtrans.blocks import Encoder
+from numtrans.errors import ShapeError
 from numtrans.layers.activations import Tanh, make_activation
 from numtrans.layers.linear import Linear, TiedLinear
 from numtrans.layers.normalization import LayerNorm
@@ -106,6 +107,10 @@ class Pooler(Module):
 
     def forward(self, h):
         """`h` (B, T, D) -> y (B, D)."""
+        if h.ndim != 3 or not h.shape[1]:
+            raise ShapeError(
+                f"Pooler: h has shape {tuple(h.shape)}, expected (batch, tokens, d_model) with at least one token"
+            )
         self.save(h.shape)
         return self.activation(self.dense(h[:, 0]))                         # (B, D)
 

@@ -5,7 +5,7 @@ import numpy as np
 from numtrans.backend import get_xp
 from numtrans.errors import IndexRangeError, ShapeError
 from numtrans.layers.dropout import Dropout
-from numtrans.layers.embedding import Embedding
+from numtrans.layers.embedding import Embedding, as_array
 from numtrans.layers.normalization import LayerNorm
 from numtrans.layers.positional import LearnedPositionalEncoding, SinusoidalPositionalEncoding
 from numtrans.module import Module
@@ -81,8 +81,10 @@ class BERTEmbedding(Module):
 
     def forward(self, ids, token_type_ids=None):
         """Vectors (B, T, D) of token `ids` (B, T) with `token_type_ids` (B, T), all 0 by default."""
+        ids = as_array(ids, "BERTEmbedding")
         if token_type_ids is None:
             token_type_ids = get_xp(ids).zeros_like(ids)
+        token_type_ids = as_array(token_type_ids, "BERTEmbedding", "token_type_ids")
         self.check_types(ids, token_type_ids)
         x = self.token(ids) + self.token_type(token_type_ids)               # (B, T, D)
         return self.dropout(self.norm(self.position(x)))

@@ -3,11 +3,11 @@
 import numpy as np
 
 from numtrans.blocks import RELATIVE_POSITIONS, Encoder
-from numtrans.errors import ShapeError
 from numtrans.layers.embedding import Embedding
 from numtrans.layers.linear import Linear, TiedLinear
 from numtrans.models.configs import GPTConfig
 from numtrans.models.embeddings import TokenEmbedding
+from numtrans.models.inputs import check_ids
 from numtrans.module import Module
 
 
@@ -73,8 +73,7 @@ class GPT(Module):
 
     def hidden(self, ids, mask=None, *, cache=None, positions=None):
         """The vectors (B, T, D) that `forward` multiplies by the output matrix. Arguments as there."""
-        if np.ndim(ids) != 2:
-            raise ShapeError(f"GPT: ids have shape {np.shape(ids)}, expected (batch, tokens)")
+        ids = check_ids("GPT", "ids", ids)
         start = 0 if cache is None else cache.length
         x = self.embedding(ids, start if positions is None else positions)  # (B, T, D)
         return self.layers(x, mask, cache)                                  # (B, T, D)

@@ -4,6 +4,7 @@ import numpy as np
 
 from numtrans.backend import backend_name, to_device
 from numtrans.errors import ShapeError
+from numtrans.layers.embedding import as_array
 from numtrans.layers.masks import causal_mask, check_boolean, check_fits, padding_mask
 
 
@@ -12,14 +13,15 @@ def check_ids(owner, name, ids, max_len=None, start=0):
 
     `owner` and `name` go into the message.
     """
-    if np.ndim(ids) != 2:
-        raise ShapeError(f"{owner}: {name} {_have(name)} shape {np.shape(ids)}, expected (batch, tokens)")
-    if max_len is not None and start + np.shape(ids)[1] > max_len:
+    ids = as_array(ids, owner, name)
+    if ids.ndim != 2:
+        raise ShapeError(f"{owner}: {name} {_have(name)} shape {tuple(ids.shape)}, expected (batch, tokens)")
+    if max_len is not None and start + ids.shape[1] > max_len:
         after = f" after {start} in the cache" if start else ""
         raise ShapeError(
-            f"{owner}: {name} {_have(name)} {np.shape(ids)[1]} tokens{after}, expected at most max_len={max_len}"
+            f"{owner}: {name} {_have(name)} {ids.shape[1]} tokens{after}, expected at most max_len={max_len}"
         )
-    return ids if hasattr(ids, "dtype") else np.asarray(ids)
+    return ids
 
 
 def check_pair(owner, src, tgt):
@@ -49,12 +51,19 @@ def key_mask(owner, ids, mask, pad_id):
     """
     if mask is None:
         return None if pad_id is None else padding_mask(ids=ids, pad_id=pad_id)
+    return by_token(owner, mask, np.shape(ids))
+
+
+def by_token(owner, mask, shape):
+    """`mask` as one that broadcasts to the scores: (B, 1, 1, T) for one entry a token, `shape` = (B, T); None stays."""
+    if mask is None:
+        return None
     mask = check_boolean(mask, owner)
     if mask.ndim != 2:
         return mask
-    if mask.shape != np.shape(ids):
+    if mask.shape != tuple(shape):
         raise ShapeError(
-            f"{owner}: mask has shape {tuple(mask.shape)}, expected {np.shape(ids)}, one entry a token, or "
+            f"{owner}: mask has shape {tuple(mask.shape)}, expected {tuple(shape)}, one entry a token, or "
             "(batch, heads, queries, keys)"
         )
     return mask[:, None, None, :]

@@ -8,7 +8,7 @@ from numtrans.layers.embedding import Embedding
 from numtrans.layers.linear import Linear, TiedLinear
 from numtrans.layers.relative_bias import T5RelativeBias
 from numtrans.models.configs import T5Config
-from numtrans.models.inputs import check_ids, check_pair, key_mask, target_mask
+from numtrans.models.inputs import by_token, check_ids, check_pair, key_mask, target_mask
 from numtrans.module import Module
 
 
@@ -89,10 +89,12 @@ class T5(Module):
     def decode(self, tgt, memory, src_mask=None, tgt_mask=None, *, cache=None):
         """Logits (B, Tt, V) for the token after each of `tgt` (B, Tt). Always causal; `tgt_mask` hides more.
 
+        `memory` and `src_mask` are those that `encode` returned; a mask (B, Ts), one entry a source token, will do.
         With a `cache` from `make_cache`, `tgt` follows the tokens that it holds and `tgt_mask` covers them too; within
         `no_grad` only.
         """
         tgt = check_ids("T5", "tgt", tgt)
+        src_mask = by_token("T5", src_mask, np.shape(memory)[:2])
         mask = target_mask("T5", tgt, tgt_mask, self.config.num_heads, 0 if cache is None else cache.length)
         x = self.tgt_dropout(self.embedding(tgt))                           # (B, Tt, D)
         h = self.output_dropout(self.decoder(x, memory, mask, src_mask, cache))  # (B, Tt, D)

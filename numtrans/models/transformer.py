@@ -10,7 +10,7 @@ from numtrans.layers.embedding import Embedding
 from numtrans.layers.linear import Linear, TiedLinear
 from numtrans.models.configs import TransformerConfig
 from numtrans.models.embeddings import TokenEmbedding
-from numtrans.models.inputs import check_ids, check_pair, key_mask, target_mask
+from numtrans.models.inputs import by_token, check_ids, check_pair, key_mask, target_mask
 from numtrans.module import Module
 
 
@@ -62,11 +62,13 @@ class Transformer(Module):
     def decode(self, tgt, memory, src_mask=None, tgt_mask=None, *, cache=None, positions=None):
         """Logits (B, Tt, V) for the token after each of `tgt` (B, Tt). Always causal; `tgt_mask` hides more.
 
+        `memory` and `src_mask` are those that `encode` returned; a mask (B, Ts), one entry a source token, will do.
         With a `cache` from `make_cache`, `tgt` follows the tokens that it holds and `tgt_mask` covers them too; within
         `no_grad` only. `positions` (Tt,) or (B, Tt) are those of the tokens, by default their places; only positions
         that are added to the embeddings read them.
         """
         tgt = check_ids("Transformer", "tgt", tgt)
+        src_mask = by_token("Transformer", src_mask, np.shape(memory)[:2])
         start = 0 if cache is None else cache.length
         mask = target_mask("Transformer", tgt, tgt_mask, self.config.num_heads, start)
         x = self.tgt_embedding(tgt, start if positions is None else positions)  # (B, Tt, D)

@@ -297,7 +297,7 @@ MUTATIONS = [
              "self._table_like(x, end)[: end - offset]", "offset ignored", components=()),
     Mutation("sinusoid-backward-zero", POSITIONAL, "# 1. y = x + constant\n        return dy",
              "# 1. y = x + constant\n        return 0 * dy", "nothing passes the positions"),
-    Mutation("learned-no-batch-sum", POSITIONAL, "sum_rows(dy.reshape(-1, T * D))", "dy.reshape(-1, T * D)[0]",
+    Mutation("learned-no-batch-sum", POSITIONAL, "sum_rows(dy.reshape(*shape[:-2], T * D))", "dy.reshape(-1, T * D)[0]",
              "dW of the first sequence only"),
     Mutation("learned-backward-offset", POSITIONAL, "dW[offset : offset + T]", "dW[:T]", "offset ignored in backward",
              components=()),
