@@ -35,7 +35,7 @@ def beam_search(
     model, ids, max_new_tokens, eos_id, pad_id, suppress, mask, src, src_mask, context, cache
         As in `generate`.
     num_beams : int, default 4
-        ``K``. 1 is greedy decoding.
+        ``K``. 1 is greedy decoding, which ends with its first hypothesis.
     num_return : int, default 1
         Hypotheses to return for each row, at most `num_beams`.
     length_penalty : float, default 1.0
@@ -60,6 +60,7 @@ def beam_search(
     text = Continuation(
         model, ids, real, src=src, src_mask=src_mask, room=max_new_tokens, context=context, cache=cache
     )
+    early_stopping = True if num_beams == 1 else early_stopping
     finished = [Finished(num_beams, length_penalty, early_stopping, max_new_tokens) for _ in ids]
     search(text, max_new_tokens, num_beams, ends, suppress, finished)
     model.clear()

@@ -61,7 +61,7 @@ def test_gen_04_temperature():
         expected = [[0, 1, 0], [0, 1, 0] if temperature == 0 else [0, 0.5, 0.5]]
         np.testing.assert_array_equal(probabilities(logits, temperature), expected)
     np.testing.assert_allclose(probabilities(logits)[0], [0.231223897622, 0.628531719212, 0.140244383166], atol=1e-11)
-    with pytest.raises(ConfigError, match="temperature is -0.5, expected a number of at least 0"):
+    with pytest.raises(ConfigError, match=r"temperature is -0\.5, expected a number of at least 0"):
         probabilities(logits, -0.5)
 
 

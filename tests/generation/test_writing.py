@@ -300,7 +300,7 @@ def test_options_out_of_range(options, message):
 def test_prompts_that_cannot_be_read():
     model = gpt()
     for ids in (np.zeros((1, 0), int), np.array([1, 2]), [1, 2], []):
-        with pytest.raises(ShapeError, match="expected .rows, tokens. with at least one token, or a list of prompts"):
+        with pytest.raises(ShapeError, match=r"expected \(rows, tokens\) with at least one token, or a list"):
             generate(model, ids, 1)
     with pytest.raises(DtypeError, match="ids have dtype float64"):
         generate(model, [[1.5], [2, 3]], 1)
