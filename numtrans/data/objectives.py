@@ -10,7 +10,7 @@ the step alone. Shapes: ``B`` rows, ``T`` tokens.
 import numpy as np
 
 from numtrans.data.batching import IGNORE
-from numtrans.data.vocabulary import BOS, EOS, PAD, UNK
+from numtrans.data.vocabulary import BOS, EOS, NUM_SPECIAL, PAD, UNK, check_integer
 from numtrans.errors import DataError
 
 SPECIAL = (PAD, BOS, EOS, UNK)
@@ -50,9 +50,13 @@ def mask_tokens(ids, rng, *, mask_id, vocab_size, special_ids=SPECIAL, share=0.1
     ----------
     Devlin et al. (2019), BERT: Pre-training of deep bidirectional Transformers, arXiv:1810.04805.
     """
-    ids = np.asarray(ids, np.int64)
-    if ids.ndim != 2:
-        raise DataError(f"mask_tokens: expected ids of shape (B, T), got shape {ids.shape}")
+    try:
+        ids = np.asarray(ids)
+    except ValueError as error:
+        raise DataError("mask_tokens: the rows of ids have unequal lengths; fill them up, see pad_batch") from error
+    if ids.ndim != 2 or (ids.size and ids.dtype.kind not in "iu"):
+        raise DataError(f"mask_tokens: expected integer ids of shape (B, T), got {ids.dtype} of shape {ids.shape}")
+    ids = ids.astype(np.int64)
     if not 0 < share < 1:
         raise DataError(f"mask_tokens: share must be between 0 and 1, got {share}")
     special = [*special_ids, mask_id]
@@ -81,9 +85,10 @@ def span_counts(length, share=0.15, mean_span=3.0):
         ``round(share * length)``, but at least 1 and less than `length`; and ``round(num_noise / mean_span)``, but at
         least 1 and not more than there are tokens to keep spans apart. A row of one token loses none: ``0, 0``.
     """
-    if length < 1 or not 0 < share < 1 or not mean_span >= 1:
-        raise DataError(f"span_counts: expected length >= 1, 0 < share < 1 and mean_span >= 1, got length={length}, "
-                        f"share={share}, mean_span={mean_span}")
+    check_integer("span_counts", "length", length, 1)
+    if not 0 < share < 1 or not mean_span >= 1:
+        raise DataError(f"span_counts: expected 0 < share < 1 and mean_span >= 1, got share={share}, "
+                        f"mean_span={mean_span}")
     if length == 1:
         return 0, 0
     num_noise = min(max(round(share * length), 1), length - 1)
@@ -178,6 +183,7 @@ class NextToken:
     name = "clm"
 
     def __init__(self, vocab_size, block):
+        check_sizes(self, vocab_size, block)
         self.vocab_size, self.length = vocab_size, block + 1
 
     def __call__(self, rows, rng):
@@ -186,7 +192,9 @@ class NextToken:
 
 
 class MaskedLanguageModel:
-    """Whole rows with hidden tokens, see :func:`numtrans.data.mask_tokens`. The mask is the id after those of the tokenizer.
+    """Whole rows with hidden tokens, see :func:`numtrans.data.mask_tokens`.
+
+    The mask is the id after those of the tokenizer.
 
     Parameters and attributes are those of :class:`NextToken`.
     """
@@ -194,6 +202,7 @@ class MaskedLanguageModel:
     name = "mlm"
 
     def __init__(self, vocab_size, block):
+        check_sizes(self, vocab_size, block)
         self.vocab_size, self.length, self.mask_id = vocab_size + 1, block, vocab_size
 
     def __call__(self, rows, rng):
@@ -214,6 +223,7 @@ class SpanCorruption:
     name = "span"
 
     def __init__(self, vocab_size, block):
+        check_sizes(self, vocab_size, block)
         self.vocab_size, self.length = vocab_size + span_counts(block)[1] + 1, block
 
     def __call__(self, rows, rng):
@@ -222,6 +232,12 @@ class SpanCorruption:
         source, target = (np.array(part, np.int64) for part in zip(*pairs, strict=True))
         start = np.full_like(target[:, :1], PAD)
         return (source, np.concatenate([start, target[:, :-1]], axis=1)), target
+
+
+def check_sizes(objective, vocab_size, block):
+    """Refuse a vocabulary without ordinary ids, and rows without tokens."""
+    check_integer(type(objective).__name__, "vocab_size", vocab_size, NUM_SPECIAL + 1)
+    check_integer(type(objective).__name__, "block", block, 1)
 
 
 OBJECTIVES = {kind.name: kind for kind in (NextToken, MaskedLanguageModel, SpanCorruption)}
