@@ -88,6 +88,11 @@ T5 = Place("models/t5.py", ("T5 1.0",), ("models/test_t5.py",))
 LLAMA = Place("models/llama.py", ("Llama",), ("models/test_llama.py",))
 VIT = Place("models/vit.py", ("ViT",), ("models/test_vit.py",))
 INPUTS = Place("models/inputs.py", (), ("models/test_transformer.py",))
+SAMPLING = Place("generation/sampling.py", (), ("generation/test_sampling.py",))
+WRITING = Place("generation/writing.py", (), ("generation/test_writing.py",))
+CONTINUATION = Place("generation/continuation.py", (), ("generation/test_writing.py", "generation/test_beam.py"))
+PROMPTS = Place("generation/prompts.py", (), ("generation/test_writing.py",))
+BEAM = Place("generation/beam.py", (), ("generation/test_beam.py",))
 KV_CACHE = Place("layers/kv_cache.py", (), ("layers/test_kv_cache.py", "models/test_cached.py"))
 LOSSES = Place("losses.py", ("CrossEntropyLoss", "CrossEntropyLoss, smoothed", "CrossEntropyLoss, sum",
                "CrossEntropyLoss, none", "MSELoss"), ("test_losses.py",))  # fmt: skip
@@ -493,6 +498,66 @@ MUTATIONS = [
              "self.class_token.add_grad(0 * dx[:1, :1])", "class token not learned"),
     Mutation("vit-gradient-of-patches", VIT, "self.patch_embedding.backward(dx[:, 1:])",
              "self.patch_embedding.backward(dx[:, :-1])", "gradients of the patches shifted by the class token"),
+    # ---- generation
+    Mutation("gen-01-top-p-drops-the-crossing", SAMPLING, "ranked.cumsum(axis=-1) - ranked >= top_p",
+             "ranked.cumsum(axis=-1) > top_p", "the token that crosses the threshold is dropped"),
+    Mutation("gen-02-top-p-order", SAMPLING, "np.put_along_axis(p, order, ranked, axis=-1)  ", "p = ranked  ",
+             "not put back into the order of the vocabulary"),
+    Mutation("gen-02-top-k-no-rescaling", SAMPLING, "            ranked /= ranked.sum(axis=-1, keepdims=True)", "",
+             "top-p after top-k counts what top-k has cut"),
+    Mutation("gen-04-temperature-zero", SAMPLING, "if temperature == 0:", "if False:", "division by 0"),
+    Mutation("temperature-multiplied", SAMPLING, "(z - largest) / temperature", "(z - largest) * temperature",
+             "multiplied by the temperature"),
+    Mutation("min-p-absolute", SAMPLING, "min_p * p.max(axis=-1, keepdims=True)", "min_p",
+             "not relative to the likeliest"),
+    Mutation("penalty-sign", SAMPLING, "np.where(logits > 0, logits / penalty, logits * penalty)", "logits / penalty",
+             "negative logits divided: made likelier"),
+    Mutation("penalty-padding", SAMPLING, "np.ones(ids.shape, bool) if real is None else real",
+             "np.ones(ids.shape, bool)", "padding counts as seen"),
+    Mutation("draw-zero-probability", SAMPLING, "(cumulated <= np", "(cumulated < np", "draws what has probability 0"),
+    Mutation("gen-05-goes-on", WRITING, "token = np.where(ended, fill, token)", "token = np.where(False, fill, token)",
+             "a row that is over writes on"),
+    Mutation("gen-05-one-ends-all", WRITING, "if ended.all():\n                return",
+             "if ended.any():\n                return", "one row that is over ends all"),
+    Mutation("gen-05-end-overwritten", WRITING, "            token = np.where(ended, fill, token)  ",
+             "            ended |= np.isin(token, ends)\n            token = np.where(ended, fill, token)  ",
+             "the end token is replaced by padding"),
+    Mutation("gen-rows-share-a-generator", WRITING, "[generator.random() for generator in generators]",
+             "[generators[0].random() for generator in generators]", "what a row draws depends on the others"),
+    Mutation("gen-stop-reads-the-prompt", WRITING, "decode(text.ids[b, start:].tolist())",
+             "decode(text.ids[b].tolist())", "a stop string of the prompt ends the row"),
+    Mutation("gen-penalty-of-the-prompt-only", WRITING, "seen[rows, token] = True", "pass",
+             "new tokens are not penalized"),
+    Mutation("gen-06-cache-kept", CONTINUATION,
+             "model.make_cache(max(1, min(total, self.context or total))) if cache else None",
+             "model.__dict__.setdefault('kept', model.make_cache(total)) if cache else None",
+             "the cache of the first text is that of the next"),
+    Mutation("gen-08-positions", CONTINUATION, "np.maximum(real.cumsum(axis=1) - 1, 0)",
+             "np.maximum(np.ones(real.shape, int).cumsum(axis=1) - 1, 0)", "padding counts in the positions"),
+    Mutation("gen-08-mask-dropped", CONTINUATION, "mask = real[:, None, None]  ",
+             "mask = real[:, None, None] if start == 0 else None  ", "padding is seen after the first step"),
+    Mutation("gen-window-keeps-the-cache", CONTINUATION, "if first:\n            self.cache = None", "if False:\n"
+             "            self.cache = None", "cache kept when the context slides"),
+    Mutation("gen-padded-right", PROMPTS, "padded[b, real.shape[1] - len(row) :] = row", "padded[b, : len(row)] = row",
+             "padding on the right, the mask on the left"),
+    Mutation("beam-01-equal-beams", BEAM, "total = np.zeros((B, 1))  ",
+             "total = np.zeros((B, K))\n    text.select(np.repeat(np.arange(B), K))  ", "starts from K equal beams"),
+    Mutation("beam-02-length-with-prompt", BEAM, "normalized(total, len(tokens), self.alpha)",
+             "normalized(total, len(tokens) + 8, self.alpha)", "prompt counts in the length"),
+    Mutation("beam-05-cache-not-re-ranked", CONTINUATION, "self.cache.select(rows, memory=memory)", "pass",
+             "a beam goes on with the past of another", tests=("generation/test_beam.py",)),
+    Mutation("beam-parent", BEAM, "(beam + k * np.arange(B)[:, None])", "(beam + 0 * np.arange(B)[:, None])",
+             "all rows go on with the beams of the first"),
+    Mutation("beam-few-candidates", BEAM, "[:, : 2 * K]", "[:, :K]", "beams that end leave too few to go on"),
+    Mutation("beam-ends-live-on", BEAM, "sums = np.where(over, -np.inf, sums)", "sums = sums + 0",
+             "a finished beam is continued"),
+    Mutation("beam-all-candidates-finish", BEAM, "over[b, :K] & np.isfinite(sums[b, :K])", "over[b] & (sums[b] > -99)",
+             "ends beyond the K best are finished"),
+    Mutation("beam-memory-left", BEAM, "memory=total.shape[1] != k", "memory=False",
+             "memory of the encoder not repeated for the beams"),
+    Mutation("beam-never-is-heuristic", BEAM, "longest = self.max_new_tokens if", "longest = n if",
+             'early_stopping="never" stops too early'),
+    Mutation("beam-score-not-normalized", BEAM, "return total / length**alpha", "return total", "sums compared"),
     # ---- losses
     Mutation("loss-mean-of-all", LOSSES, "count = counts.sum()", "count = counts.size",
              "ignored targets in the divisor"),
