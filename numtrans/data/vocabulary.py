@@ -4,6 +4,7 @@ Every vocabulary of the library keeps the same four special ids, so that a model
 to ask: ``PAD = 0`` fills up short rows, ``BOS = 1`` starts a target, ``EOS = 2`` ends it, ``UNK = 3`` stands for a
 symbol that was not there when the vocabulary was built.
 """
+import operator
 import re
 from collections import Counter
 
@@ -171,8 +172,13 @@ class Vocabulary:
 
 def until_eos(who, ids, size):
     """The ids before the first eos, without pad and bos, as Python integers."""
+    if not hasattr(ids, "__iter__"):
+        raise DataError(f"{who}: expected a row of ids, got {type(ids).__name__}")
     for i in ids:
-        i = int(i)
+        try:
+            i = operator.index(i)                               # 4.7 is no id, though int(4.7) is one
+        except TypeError:
+            raise DataError(f"{who}: ids must be integers, got {i!r}") from None
         if not 0 <= i < size:
             raise DataError(f"{who}: ids must be from 0 to {size - 1}, got {i}")
         if i == EOS:
@@ -185,6 +191,8 @@ def each_string(who, texts):
     """The texts one by one; a single string is a mistake here: its characters would pass for texts."""
     if isinstance(texts, str):
         raise DataError(f"{who}: expected a list of strings, got one string; put it in a list")
+    if not hasattr(texts, "__iter__"):
+        raise DataError(f"{who}: expected a list of strings, got {type(texts).__name__}")
     for text in texts:
         check_string(who, text)
         yield text
@@ -194,6 +202,12 @@ def check_string(who, text):
     """Refuse what is not a string, naming who was given it."""
     if not isinstance(text, str):
         raise DataError(f"{who}: expected a string, got {type(text).__name__}")
+
+
+def check_integer(who, name, value, least):
+    """Refuse a value that is no whole number, or below `least`."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+        raise DataError(f"{who}: {name} must be a whole number of at least {least}, got {value!r}")
 
 
 def describe_keys(data):
