@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers import generic, normal
 from huggingface import generic_weights, in_float64
+from safetensors.numpy import load_file
 
 from numtrans.blocks import Decoder, Encoder, EncoderLayer
 from numtrans.errors import DtypeError, NonFiniteError
@@ -171,8 +172,8 @@ def test_causal_alignment(torch, hf):
     same(flag, sdpa(q, k, v, attn_mask=torch.ones(2, 4, dtype=torch.bool).tril()))  # top left
     _, gpt = model("gpt2")
     ids = torch.tensor([[1, 2, 3, 4]])
-    cache = gpt(ids[:, :2], use_cache=True).past_key_values
-    same(gpt(ids[:, 2:], past_key_values=cache).logits.detach().numpy(), gpt(ids).logits[:, 2:])  # bottom right
+    cache = gpt(ids[:, :2], use_cache=True).cache
+    same(gpt(ids[:, 2:], cache=cache).logits.detach().numpy(), gpt(ids).logits[:, 2:])  # bottom right
 
 
 def test_attention_scale(torch, hf):
@@ -294,9 +295,13 @@ def test_bias(torch, hf):
         assert has_bias(dict(theirs.named_parameters())) is expected
     t5, _ = model("t5")
     assert not has_bias(dict(t5.named_parameters()))
+    vit = hf.ViTModel(hf.ViTConfig(hidden_size=6, num_attention_heads=2, num_hidden_layers=1, intermediate_size=5))
+    parts = [part for part in vit.modules() if isinstance(part, (torch.nn.Linear, torch.nn.LayerNorm))]
+    assert parts
+    assert all(part.bias is not None for part in parts)
 
 
-def test_tied_head(torch, hf):
+def test_tied_head(torch, hf, tmp_path):
     ours, theirs = model("gpt2")
     assert type(ours.output) is TiedLinear
     assert ours.output.E is ours.embedding.embedding.E
@@ -304,7 +309,9 @@ def test_tied_head(torch, hf):
     state = theirs.state_dict()
     assert {"lm_head.weight", "transformer.wte.weight"} <= set(state)  # twice
     assert "lm_head.weight" not in dict(theirs.named_parameters())
-    assert hf.GPT2Config().tie_word_embeddings
+    theirs.save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    assert all(kind().tie_word_embeddings for kind in (hf.GPT2Config, hf.BertConfig, hf.T5Config))
     assert not hf.LlamaConfig().tie_word_embeddings
     assert GPTConfig(7).tie_output
     assert not LlamaConfig().tie_output
@@ -399,6 +406,7 @@ def test_norm_placement(torch, hf):
         ours, _ = model(name)
         layer = next(part for part in ours.modules() if isinstance(part, EncoderLayer))
         assert layer.self_attention.placement == placement
+    assert ViT(ViTConfig(4, 2, 3, 2, 6, 2, 1, 5)).encoder.layers[0].self_attention.placement == "pre"
 
 
 def test_closing_norm(torch, hf):
@@ -417,7 +425,14 @@ def test_closing_norm(torch, hf):
         assert has_norm(theirs.decoder)
         assert not has_norm(alone)  # never, unless it is given one
     assert model("bert")[0].encoder.norm is None
-    assert model("gpt2")[1].transformer.ln_f is not None
+    vit = hf.ViTForImageClassification(hf.ViTConfig(
+        image_size=4, patch_size=2, hidden_size=6, num_attention_heads=2, num_hidden_layers=1, intermediate_size=5,
+    )).vit  # fmt: skip
+    closing = [model("gpt2")[1].transformer.ln_f, model("llama")[1].model.norm, vit.layernorm]
+    t5 = model("t5")[1]
+    closing += [t5.encoder.final_layer_norm, t5.decoder.final_layer_norm]
+    assert all(isinstance(norm, torch.nn.Module) for norm in closing)
+    assert not has_norm(model("bert")[1].bert.encoder)
 
 
 def test_precision(torch):
@@ -429,8 +444,10 @@ def test_precision(torch):
             if patched:
                 in_float64(monkeypatch, "llama")
             ours, theirs = model("llama")
-            y = theirs(torch.tensor(ids)).logits
+            out = theirs(torch.tensor(ids), labels=torch.tensor(ids))
+            y = out.logits
             assert y.dtype == torch.float64
+            assert out.loss.dtype == torch.float32
             distances[patched] = np.abs(ours(ids) - y.detach().numpy()).max()
     assert distances[False] > 1e-9  # norms, softmax and angles in float32 inside a float64 model
     assert distances[True] < 1e-12
@@ -471,7 +488,9 @@ def test_position_offset(torch, hf):
     places = torch.tensor([[0, 0, 0, 1]])
     moved = theirs(torch.tensor(ids), attention_mask=torch.tensor(real), position_ids=places).logits[0, 2:]
     differs(y.detach().numpy(), moved)
-    same(ours(ids[:, 2:])[0], moved)  # what generation does
+    same(ours(ids[:, 2:])[0], moved)
+    together = generate(ours, [[3, 4], [1, 2, 3, 4]], 3, temperature=0)  # the first is padded, and counted without
+    np.testing.assert_array_equal(together[0, 2:], generate(ours, ids[:, 2:], 3, temperature=0)[0])
     from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 
     config = hf.RobertaConfig(vocab_size=7, hidden_size=6, max_position_embeddings=9, pad_token_id=1)
@@ -562,11 +581,16 @@ def test_dropout_places(torch, hf):
     network = torch.nn.Sequential(layer.linear1, torch.nn.ReLU(), layer.dropout, layer.linear2)
     assert drops_hidden(network, tx)
     config = hf.GPT2Config(n_embd=6, n_head=2, n_inner=12, resid_pdrop=0.5)
+    from transformers.models.bert.modeling_bert import BertIntermediate
     from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
-    from transformers.models.t5.modeling_t5 import T5DenseActDense
+    from transformers.models.t5.modeling_t5 import T5DenseActDense, T5LayerFF
 
+    hidden = BertIntermediate(hf.BertConfig(hidden_size=6, intermediate_size=12, num_attention_heads=2))
+    assert not any(isinstance(part, torch.nn.Dropout) for part in hidden.modules())
+    config5 = hf.T5Config(d_model=6, d_ff=12, dropout_rate=0.5)
+    assert T5LayerFF(config5).dropout.p == EncoderLayer(6, 2, 12, dropout=0.5).feedforward.dropout.p == layer.dropout2.p
     assert not drops_hidden(GPT2MLP(12, config).double(), tx)  # the output only
-    assert drops_hidden(T5DenseActDense(hf.T5Config(d_model=6, d_ff=12, dropout_rate=0.5)).double(), tx)
+    assert drops_hidden(T5DenseActDense(config5).double(), tx)
 
 
 def test_attention_dropout(torch, hf):
