@@ -39,6 +39,7 @@ class Continuation:
 
     def __init__(self, model, ids, real=None, *, src=None, src_mask=None, room=0, context=None, cache=True):
         self.model, self.ids, self.real = model, ids, real
+        self.parts = list(model.modules())
         self.name = name = type(model).__name__
         two = hasattr(model, "encode")
         if not hasattr(model, "make_cache"):
@@ -82,7 +83,7 @@ class Continuation:
             if self.absolute:  # the first real token of each row has position 0
                 options["positions"] = np.maximum(real.cumsum(axis=1) - 1, 0)[:, start - first :]
         new = self.ids[:, start:]
-        with evaluating(self.model):
+        with evaluating(self.model, self.parts):
             if self.memory is None:
                 h = self.model.hidden(new, mask, cache=self.cache, **options)
                 logits = self.model.output(h[:, -1:])[:, 0]
@@ -118,12 +119,18 @@ def output_size(model):
 
 
 @contextlib.contextmanager
-def evaluating(model):
-    """Evaluation mode without gradients; afterwards the mode is as before."""
-    training = model.training
-    model.eval()
+def evaluating(model, parts=None):
+    """Evaluation mode without gradients; afterwards each part is in the mode that it was in.
+
+    `parts`, by default those of ``model.modules()``, saves the search for them where it is entered for each token.
+    """
+    parts = list(model.modules()) if parts is None else parts
+    modes = [part.training for part in parts]
+    for part in parts:
+        part.training = False
     try:
         with no_grad():
             yield
     finally:
-        model.train(training)
+        for part, training in zip(parts, modes):
+            part.training = training

@@ -47,18 +47,33 @@ def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to -inf, which is right
         p = np.exp((z - largest) / temperature)
     p /= p.sum(axis=-1, keepdims=True)
-    if top_k is not None or top_p is not None:
-        order = np.argsort(-z, axis=-1, kind="stable")                      # likeliest first
-        ranked = np.take_along_axis(p, order, axis=-1)
-        if top_k is not None:
-            ranked[:, top_k:] = 0
-            ranked /= ranked.sum(axis=-1, keepdims=True)
-        if top_p is not None:
-            ranked[ranked.cumsum(axis=-1) - ranked >= top_p] = 0
-        np.put_along_axis(p, order, ranked, axis=-1)                        # back to the order of the vocabulary
+    if top_k is not None and top_k < z.shape[-1]:
+        p[~largest_of(z, top_k)] = 0
+        p /= p.sum(axis=-1, keepdims=True)
+    if top_p is not None and top_p < 1:
+        for row in p:
+            row[~nucleus(row, top_p)] = 0
     if min_p is not None:
         p[p < min_p * p.max(axis=-1, keepdims=True)] = 0
     return p / p.sum(axis=-1, keepdims=True)
+
+
+def largest_of(z, k):
+    """Boolean (B, V): the `k` largest of each row of `z` (B, V); of equal ones the first."""
+    last = np.partition(z, -k, axis=-1)[:, -k, None]                        # the k-th largest
+    above, equal = z > last, z == last
+    return above | (equal & (equal.cumsum(axis=-1) <= k - above.sum(axis=-1, keepdims=True)))
+
+
+def nucleus(p, top_p):
+    """Boolean (V,): the fewest likeliest tokens of `p` (V,) whose sum reaches `top_p`."""
+    # tokens below (1 - top_p) / V have less than 1 - top_p together, so the others reach top_p: sort no more than them
+    places = np.flatnonzero(p >= (1 - top_p) / len(p))
+    order = places[np.argsort(-p[places], kind="stable")]                   # likeliest first
+    ranked = p[order]
+    keep = np.zeros(len(p), bool)
+    keep[order[ranked.cumsum() - ranked < top_p]] = True
+    return keep
 
 
 def draw(p, u):
