@@ -166,14 +166,14 @@ def load_run(folder):
             vocabulary_from_dict(config["target_vocab"]),
             config["settings"],
         )
+        c = run.model.config
+        if isinstance(run.model, Transformer):
+            sizes, fitting = (c.src_vocab_size, c.tgt_vocab_size), (len(run.source_vocab), len(run.target_vocab))
+        else:
+            sizes, fitting = c.vocab_size, make_objective(run.settings, run.target_vocab).vocab_size
     except (ValueError, KeyError, TypeError) as error:
         what = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{Path(folder) / CONFIG}: not the configuration of a run ({what})") from error
-    c = run.model.config
-    if isinstance(run.model, Transformer):
-        sizes, fitting = (c.src_vocab_size, c.tgt_vocab_size), (len(run.source_vocab), len(run.target_vocab))
-    else:
-        sizes, fitting = c.vocab_size, make_objective(run.settings, run.target_vocab).vocab_size
     if sizes != fitting:
         raise CheckpointError(f"{Path(folder) / CONFIG}: the vocabularies do not have the sizes {sizes} of the model")
     load_weights(run.model, Path(folder) / WEIGHTS)
@@ -209,7 +209,7 @@ def _read_config(folder):
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{folder}: not the folder of a run, there is no {CONFIG} in it") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("settings"), dict):
         raise CheckpointError(f"{path}: not the configuration of a run (no settings)")
@@ -258,7 +258,7 @@ class StepBatches:
 def make_objective(settings, vocab):
     """What a language model with these settings learns from a text: an object of `numtrans.data.OBJECTIVES`."""
     name = settings.get("objective") or "clm"
-    if name not in OBJECTIVES:
+    if not isinstance(name, str) or name not in OBJECTIVES:
         raise ConfigError(f"unknown objective {name!r}; the objectives are {', '.join(OBJECTIVES)}")
     return OBJECTIVES[name](len(vocab), settings.get("block", 1))
 

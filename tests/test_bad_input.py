@@ -3,6 +3,8 @@
 Bad files and bad command lines are tested where files and commands are.
 """
 
+import dataclasses
+import json
 import warnings
 
 import numpy as np
@@ -48,6 +50,7 @@ from numtrans.models import (
     T5Config,
     Transformer,
     TransformerConfig,
+    ViTConfig,
 )
 
 
@@ -467,16 +470,56 @@ def test_targets_of_a_wrong_shape(shape):
     (gpt, {"d_model": 10, "num_heads": 4}, "GPTConfig: d_model=10 is not divisible by num_heads=4"),
     (gpt, {"num_kv_heads": 3}, "num_heads=2 is not divisible by num_kv_heads=3"),
     (gpt, {"position": "absolute"}, "GPTConfig: position is 'absolute', expected one of sinusoidal, learned, rope"),
-    (gpt, {"norm": "batch"}, "unknown norm 'batch', expected one of layer, rms"),
-    (gpt, {"norm_placement": "mid"}, "placement is 'mid', expected 'pre' or 'post'"),
-    (gpt, {"feedforward": "swish"}, "unknown activation 'swish'"),
-    (gpt, {"dropout": 1.0}, r"Dropout: p is 1\.0, expected 0 <= p < 1"),
+    (gpt, {"norm": "batch"}, "GPTConfig: norm is 'batch', expected one of layer, rms"),
+    (gpt, {"norm_placement": "mid"}, "GPTConfig: norm_placement is 'mid', expected one of post, pre"),
+    (gpt, {"feedforward": "swish"}, "GPTConfig: feedforward is 'swish', expected one of relu, .*, swiglu"),
+    (gpt, {"dropout": 1.0}, r"GPTConfig: dropout is 1\.0, expected 0 <= dropout < 1"),
     (transformer, {"tie_embeddings": True}, "tie_embeddings needs one vocabulary, got sizes 7 and 9"),
     (transformer, {"d_ff": -1}, "TransformerConfig: d_ff is -1, expected at least 1"),
 ])  # fmt: skip
 def test_configurations(make, options, message):
     with pytest.raises(ConfigError, match=message):
         make(**options)
+
+
+CONFIGS = [
+    GPTConfig(7), TransformerConfig(7, 7), BERTConfig(), T5Config(), LlamaConfig(), ViTConfig(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_values_of_another_type_in_a_configuration(config):
+    wrong = {
+        int: (2.5, "4", [1], True, float("nan")), float: ("0.1", [1], True, float("nan"), float("inf")),
+        bool: (1, "yes"), str: (1, ["relu"], None),
+    }  # fmt: skip
+    for field in dataclasses.fields(config):
+        may_be_none = field.type == int | None
+        kind = int if may_be_none else field.type
+        for value in (*wrong[kind], *([] if may_be_none else [None])):
+            with pytest.raises(ConfigError, match=rf"{type(config).__name__}: {field.name} is .*, expected (a |True)"):
+                dataclasses.replace(config, **{field.name: value})
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_numbers_of_numpy_in_a_configuration_are_plain(config):
+    values = {
+        name: np.int64(v) if type(v) is int else np.float64(v) if type(v) is float else v
+        for name, v in config.to_dict().items()
+    }
+    same = type(config)(**values)
+    assert same == config
+    assert json.loads(json.dumps(same.to_dict())) == config.to_dict()
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_no_dropout_may_be_written_as_a_whole_number(config):
+    assert dataclasses.replace(config, dropout=0).dropout == 0
+    with pytest.raises(ConfigError, match=r"dropout is -1\.0, expected 0 <= dropout < 1"):
+        dataclasses.replace(config, dropout=-1)
+    if hasattr(config, "norm_eps"):
+        with pytest.raises(ConfigError, match="norm_eps is -1e-06, expected 0 or more"):
+            dataclasses.replace(config, norm_eps=-1e-6)
 
 
 @pytest.mark.parametrize("make", [Encoder, Decoder])

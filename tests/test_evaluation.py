@@ -360,6 +360,13 @@ def test_hidden_tokens_and_the_others_are_the_text(length):
     assert read == ids[:end].tolist()
 
 
+def test_a_model_that_sees_one_token_at_a_time_is_asked_for_each():
+    ids = np.arange(4, 9)
+    batches = list(hidden_batches(make_objective({"objective": "mlm", "block": 1}, range(20)), ids, 2))
+    assert [labels.shape for _, labels in batches] == [(2, 1), (2, 1), (1, 1)]
+    assert np.concatenate([labels for _, labels in batches]).ravel().tolist() == ids.tolist()
+
+
 def filled(target, sentinel):
     """What the target says in place of a sentinel."""
     start = target.index(sentinel) + 1
@@ -557,6 +564,8 @@ def test_mistakes_with_text_runs(text_runs, numtrans, tmp_path):
     refuses(numtrans("evaluate", folder, "--length-penalty", 0), "--length-penalty", "translations", "GPT")
     (tmp_path / "short.txt").write_text("o")
     refuses(numtrans("evaluate", folder, "--data", tmp_path / "short.txt"), "short.txt has 1 tokens", "at least 2")
+    (tmp_path / "other.txt").write_text("\N{CJK UNIFIED IDEOGRAPH-4E2D}" * 40, encoding="utf-8")
+    refuses(numtrans("evaluate", text_runs / "mlm", "--data", tmp_path / "other.txt"), "other.txt has no token", "mlm")
 
 
 def test_data_that_have_changed_since_the_training(pairs_run, tmp_path):

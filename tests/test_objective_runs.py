@@ -252,3 +252,11 @@ def test_mistakes_are_named(text, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="do not have the sizes"):
         load_run(tmp_path)
+    for name, value in (("objective", ["mlm"]), ("objective", 5), ("block", None), ("block", -1), ("block", "64")):
+        wrong = {**config, "settings": {**config["settings"], "objective": "mlm", name: value}}
+        (tmp_path / "config.json").write_text(json.dumps(wrong))
+        with pytest.raises(CheckpointError, match=f"config.json: not the configuration of a run .*{name}"):
+            load_run(tmp_path)
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match=r"config\.json: cannot be read: maximum recursion"):
+        load_run(tmp_path)

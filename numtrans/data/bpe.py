@@ -12,7 +12,17 @@ from collections import Counter
 from itertools import pairwise
 
 from numtrans.data.bytes import text_of, utf8
-from numtrans.data.vocabulary import BOS, EOS, NUM_SPECIAL, PAD, UNK, describe_keys, each_string, until_eos
+from numtrans.data.vocabulary import (
+    BOS,
+    EOS,
+    NUM_SPECIAL,
+    PAD,
+    UNK,
+    check_integer,
+    describe_keys,
+    each_string,
+    until_eos,
+)
 from numtrans.errors import DataError
 
 # GPT-2 numbers the bytes in this order: those that print as one character, then the others.
@@ -145,6 +155,7 @@ class BytePairEncoder:
             If ``vocab_size`` is below 260, or `texts` is a single string.
         """
         encoder = cls()
+        check_integer("BytePairEncoder.train", "vocab_size", vocab_size, 1)
         if vocab_size < len(encoder):
             raise DataError(f"BytePairEncoder.train: vocab_size must be at least {len(encoder)} (the special ids and "
                             f"all bytes), got {vocab_size}")
@@ -228,7 +239,9 @@ class BytePairEncoder:
             if "tokenizer" in data:
                 return cls._from_tokenizers(data["tokenizer"]["model"])
             return cls(data["merges"])
-        except (KeyError, TypeError) as error:
+        except DataError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"BytePairEncoder.from_dict: expected a dict with 'merges', got {describe_keys(data)}"
                             ) from error
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from numtrans.data.batching import IGNORE
 from numtrans.data.tokenizer import make_vocabulary
+from numtrans.data.vocabulary import check_integer
 from numtrans.errors import DataError
 
 TOKENIZERS = ("char", "byte", "bpe")
@@ -105,8 +106,7 @@ class TextTask:
     """
 
     def __init__(self, path=None, block=64, validation=0.1, tokenizer="char", vocab_size=1000):
-        if block < 1:
-            raise DataError(f"TextTask: block must be at least 1, got {block}")
+        check_integer("TextTask", "block", block, 1)
         if not 0 < validation < 1:
             raise DataError(f"TextTask: validation must be between 0 and 1, got {validation}")
         if tokenizer not in TOKENIZERS:

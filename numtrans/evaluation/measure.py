@@ -98,7 +98,7 @@ def evaluate_tokens(run, ids, *, name="text", batch_size=64, seed=0):
     ConfigError
         If the run holds an encoder-decoder of pairs.
     DataError
-        If there are fewer than two tokens.
+        If there are fewer than two tokens, or all are unknown to a model that hides tokens.
     """
     if isinstance(run.model, Transformer):
         raise ConfigError("evaluate: this run holds an encoder-decoder of pairs, not a model of texts")
@@ -115,6 +115,8 @@ def evaluate_tokens(run, ids, *, name="text", batch_size=64, seed=0):
         batches = hidden_batches(objective, ids, batch_size, seed)
     with evaluating(run.model):
         nats, tokens, right = token_sums(run.model, batches)
+    if not tokens:
+        raise DataError(f"evaluate: {name} has no token that the objective {objective.name!r} can hide")
     return Evaluation(name, nats, tokens, right, int((ids == UNK).sum()), size)
 
 
@@ -130,7 +132,9 @@ def hidden_batches(objective, ids, batch_size, seed=0):
     whole = ids[: len(ids) // length * length].reshape(-1, length)
     rest = ids[whole.size :]
     for rows, first in ((whole, 0), (rest[None], len(whole))):
-        for start in range(0, len(rows) if rows.shape[1] > 1 else 0, batch_size):
+        if rows is not whole and rows.shape[1] < 2:
+            break
+        for start in range(0, len(rows), batch_size):
             numbered = enumerate(rows[start : start + batch_size], first + start)
             made = [objective(row[None], np.random.default_rng((seed, 0, i))) for i, row in numbered]
             inputs, targets = zip(*made)

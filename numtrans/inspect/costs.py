@@ -10,7 +10,7 @@ each pair of numbers that meet. A matrix product :math:`y = x W` is followed by 
 
 from numtrans.errors import ConfigError
 from numtrans.layers.feedforward import GATES
-from numtrans.models.configs import BERTConfig, GPTConfig, LlamaConfig, T5Config, TransformerConfig, ViTConfig
+from numtrans.models.configs import BERTConfig, GPTConfig, LlamaConfig, T5Config, TransformerConfig, ViTConfig, plain
 from numtrans.models.counts import SHAW_ROWS, architecture, as_config, attention_matrices, feedforward_matrices
 
 # what an activation saves for its backward: arrays of floats, arrays of booleans, and whether its output is among them
@@ -142,6 +142,7 @@ def check_tokens(config, tokens=None):
         If the model does not take that many.
     """
     c = as_config(config)
+    tokens = plain("summary: tokens", tokens, int | None)
     if isinstance(c, ViTConfig):
         count = (c.image_size // c.patch_size) ** 2 + 1
         if tokens not in (None, count):

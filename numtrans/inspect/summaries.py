@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from numtrans.errors import ConfigError
 from numtrans.inspect.costs import activation_parts, cache_parts, check_tokens, flop_parts, mask_parts
+from numtrans.models.configs import plain
 from numtrans.models.counts import SYMBOLS, architecture, as_config, parameter_parts
 
 BYTES = {"float32": 4, "float16": 2, "int8": 1}  # bfloat16 as float16
@@ -138,6 +139,7 @@ def summary(config, tokens=None, batch=1):
     arXiv:1911.02150 (memory of the cache); Korthikanti et al. (2022), Reducing activation recomputation in large
     Transformer models, arXiv:2205.05198.
     """
+    batch = plain("summary: batch", batch, int)
     if batch < 1:
         raise ConfigError(f"summary: batch={batch}, expected at least 1")
     name = config if isinstance(config, str) else type(config).__name__

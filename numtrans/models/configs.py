@@ -1,13 +1,24 @@
 """Configurations of the models: frozen dataclasses of plain values, so that they can be written as JSON."""
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
+from typing import get_args
+
+import numpy as np
 
 from numtrans.blocks import RELATIVE_POSITIONS
 from numtrans.errors import ConfigError
 from numtrans.layers.activations import ACTIVATIONS
+from numtrans.layers.feedforward import GATES
+from numtrans.layers.normalization import NORMS
 
 POSITIONS = ("sinusoidal", "learned", *RELATIVE_POSITIONS)
 HEADS = ("pooled", "mlm", "none")
+CHOICES = {
+    "position": POSITIONS, "head": HEADS, "norm": tuple(NORMS), "norm_placement": ("post", "pre"),
+    "feedforward": (*ACTIVATIONS, *GATES),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -110,9 +121,9 @@ class GPTConfig:
     tie_output: bool = True
 
     def __post_init__(self):
+        check_config(self)
         if self.d_ff is None:
             object.__setattr__(self, "d_ff", 4 * self.d_model)
-        check_config(self)
 
     to_dict = asdict
 
@@ -155,8 +166,6 @@ class BERTConfig:
 
     def __post_init__(self):
         check_config(self)
-        if self.head not in HEADS:
-            raise ConfigError(f"BERTConfig: head is {self.head!r}, expected one of {', '.join(HEADS)}")
         if self.feedforward not in ACTIVATIONS:
             raise ConfigError(
                 f"BERTConfig: feedforward is {self.feedforward!r}, expected one of {', '.join(ACTIVATIONS)}"
@@ -304,16 +313,46 @@ class ViTConfig:
 
 
 def check_config(config):
-    """Raise `ConfigError` for sizes below 1, heads that do not divide and unknown positions; layers check the rest."""
-    name, fields = type(config).__name__, vars(config)
-    for field, value in fields.items():
-        if isinstance(value, int) and not isinstance(value, bool) and field != "pad_id" and value < 1:
-            raise ConfigError(f"{name}: {field} is {value}, expected at least 1")
-    if fields.get("d_kv") is None and config.d_model % config.num_heads:
+    """Raise `ConfigError` for values of another type, sizes below 1, heads that do not divide and unknown names.
+
+    Each field becomes a plain value of the type that it is declared with, so that a size that NumPy computed can be
+    written as JSON.
+    """
+    name, values = type(config).__name__, vars(config)
+    for field in fields(config):
+        value = plain(f"{name}: {field.name}", values[field.name], field.type)
+        object.__setattr__(config, field.name, value)
+        if isinstance(value, int) and not isinstance(value, bool) and field.name != "pad_id" and value < 1:
+            raise ConfigError(f"{name}: {field.name} is {value}, expected at least 1")
+        if field.name == "norm_eps" and value < 0:
+            raise ConfigError(f"{name}: norm_eps is {value}, expected 0 or more")
+        if field.name == "dropout" and not 0 <= value < 1:
+            raise ConfigError(f"{name}: dropout is {value}, expected 0 <= dropout < 1")
+        if value not in CHOICES.get(field.name, [value]):
+            raise ConfigError(f"{name}: {field.name} is {value!r}, expected one of {', '.join(CHOICES[field.name])}")
+    if values.get("d_kv") is None and config.d_model % config.num_heads:
         raise ConfigError(f"{name}: d_model={config.d_model} is not divisible by num_heads={config.num_heads}")
-    if fields.get("num_kv_heads") is not None and config.num_heads % config.num_kv_heads:
+    if values.get("num_kv_heads") is not None and config.num_heads % config.num_kv_heads:
         raise ConfigError(
             f"{name}: num_heads={config.num_heads} is not divisible by num_kv_heads={config.num_kv_heads}"
         )
-    if "position" in fields and config.position not in POSITIONS:
-        raise ConfigError(f"{name}: position is {config.position!r}, expected one of {', '.join(POSITIONS)}")
+
+
+_PLAIN = {
+    int: (Integral, "a whole number"), float: (Real, "a finite number"), bool: ((bool, np.bool_), "True or False"),
+    str: (str, "a string"),
+}  # fmt: skip
+
+
+def plain(label, value, declared):
+    """`value` as the type that a field is declared with, such as ``int`` or ``int | None``; raise if it is another."""
+    options = get_args(declared) or (declared,)
+    if value is None and type(None) in options:
+        return None
+    kind = options[0]
+    accepted, what = _PLAIN[kind]
+    truth = isinstance(value, (bool, np.bool_))  # True is no size, though Python counts it as 1
+    if not isinstance(value, accepted) or truth != (kind is bool) or (kind is float and not math.isfinite(value)):
+        also = ", or None" if type(None) in options else ""
+        raise ConfigError(f"{label} is {value!r}, expected {what}{also}")
+    return kind(value)

@@ -221,6 +221,10 @@ def test_training_gives_the_same_merges_in_another_process():
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: BytePairEncoder.train(["a"], 259), "at least 260 .* got 259"),
     (lambda: BytePairEncoder.train("a"), "train: expected a list of strings, got one string"),
+    (lambda: BytePairEncoder.train(["a"], 300.5), "vocab_size must be a whole number of at least 1, got 300.5"),
+    (lambda: BytePairEncoder.train(None), "train: expected a list of strings, got NoneType"),
+    (lambda: vocabulary_from_dict({"level": "subword", "tokenizer": {"model": {"vocab": {}, "merges": ["a b c"]}}}),
+     "expected a dict with 'merges'"),
     (lambda: BytePairEncoder().decode([260]), r"BytePairEncoder\.decode: ids must be from 0 to 259, got 260"),
     (lambda: BytePairEncoder().encode(3), r"BytePairEncoder\.encode: expected a string, got int"),
     (lambda: BytePairEncoder().encode("\udfff"), r"character 0 is the lone surrogate U\+DFFF"),

@@ -211,6 +211,12 @@ def test_objectives(block):
 
 @pytest.mark.parametrize(("call", "message"), [
     (lambda: masked(np.arange(5)), r"mask_tokens: expected integer ids of shape \(B, T\), got int64 of shape \(5,\)"),
+    (lambda: masked([[5, 6], [7]]), "mask_tokens: the rows of ids have unequal lengths"),
+    (lambda: masked(rows() + 0.5), r"mask_tokens: expected integer ids of shape \(B, T\), got float64"),
+    (lambda: noise_spans(5.5, np.random.default_rng(0)), "length must be a whole number of at least 1, got 5.5"),
+    (lambda: OBJECTIVES["clm"](9, 0), "NextToken: block must be a whole number of at least 1, got 0"),
+    (lambda: OBJECTIVES["mlm"](9, "8"), "MaskedLanguageModel: block must be a whole number of at least 1, got '8'"),
+    (lambda: OBJECTIVES["span"](4, 8), "SpanCorruption: vocab_size must be a whole number of at least 5, got 4"),
     (lambda: masked(rows(), share=0), "share must be between 0 and 1, got 0"),
     (lambda: masked(rows(), vocab_size=4), "all 4 ids are special"),
     (lambda: noise_spans(0, np.random.default_rng(0)), "length must be a whole number of at least 1, got 0"),

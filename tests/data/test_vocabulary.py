@@ -1,6 +1,7 @@
 """Vocabularies: the way there and back, the special ids, JSON, and what they refuse."""
 import json
 
+import numpy as np
 import pytest
 
 from numtrans.data import (
@@ -120,3 +121,11 @@ def test_every_kind_of_tokenizer_keeps_the_protocol(kind, cls):
     assert vocabulary_from_dict(json.loads(json.dumps(data))) == vocab
     assert vocabulary_from_dict(data).to_dict() == data
     assert repr(vocab).startswith(f"{cls.__name__}({len(vocab)} ids")
+
+
+@pytest.mark.parametrize("vocab", [Vocabulary.from_characters(["ab"]), ByteVocabulary(), BytePairEncoder()])
+@pytest.mark.parametrize("ids", [None, 5, [4.0], [4.7], ["4"], [None], [[4, 5]], np.array([4.7]), np.array([[4, 5]])])
+def test_ids_that_are_no_row_of_whole_numbers(vocab, ids):
+    with pytest.raises(DataError, match=rf"{type(vocab).__name__}.decode: (ids must be integers|expected a row of)"):
+        vocab.decode(ids)
+    assert vocab.decode(np.array([4, 5], np.uint8)) == vocab.decode([4, 5]) == vocab.decode(iter([4, 5]))

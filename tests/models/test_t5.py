@@ -196,7 +196,7 @@ def test_config_and_wrong_inputs():
         T5Config(d_kv=0)
     with pytest.raises(ConfigError, match="T5RelativeBias: num_buckets"):
         make(num_buckets=3)
-    with pytest.raises(ConfigError, match="unknown activation 'gated'"):
+    with pytest.raises(ConfigError, match="T5Config: feedforward is 'gated', expected one of relu"):
         make(feedforward="gated")
     model = make()
     with pytest.raises(ShapeError, match=r"T5: src has shape \(5,\), expected \(batch, tokens\)"):
