@@ -57,6 +57,8 @@ def beam_search(
     vocab_size = output_size(model)
     ends = check_tokens("beam_search", "eos_id", eos_id, vocab_size)
     suppress = check_tokens("beam_search", "suppress", suppress, vocab_size)
+    if len(set(suppress)) == vocab_size:
+        raise ConfigError("beam_search: suppress holds every token, so that none may come")
     text = Continuation(
         model, ids, real, src=src, src_mask=src_mask, room=max_new_tokens, context=context, cache=cache
     )

@@ -9,6 +9,7 @@ import numpy as np
 
 from numtrans.backend import to_numpy
 from numtrans.errors import ConfigError
+from numtrans.generation.sampling import check_finite
 from numtrans.module import no_grad
 
 
@@ -89,7 +90,9 @@ class Continuation:
                 logits = self.model.output(h[:, -1:])[:, 0]
             else:
                 logits = self.model.decode(new, self.memory, self.src_mask, mask, cache=self.cache, **options)[:, -1]
-        return to_numpy(logits).astype(np.float64)                          # (B, V)
+        logits = to_numpy(logits).astype(np.float64)                        # (B, V)
+        check_finite(self.name, logits)
+        return logits
 
     def extend(self, tokens):
         """Add one token (B,) to each row."""

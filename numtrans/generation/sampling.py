@@ -7,7 +7,7 @@ from numbers import Integral
 
 import numpy as np
 
-from numtrans.errors import ConfigError, ShapeError
+from numtrans.errors import ConfigError, NonFiniteError, ShapeError
 
 
 def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
@@ -33,15 +33,15 @@ def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
     ------
     ConfigError
         For a value without meaning, or a row without a token that may come.
+    NonFiniteError
+        If a logit is NaN or infinity.
     """
     check_sampling("probabilities", temperature, top_k, top_p, min_p)
     z = np.asarray(logits, np.float64)
     largest = z.max(axis=-1, keepdims=True)
-    if not np.isfinite(largest).all():
-        raise ConfigError(
-            "probabilities: a row of logits has no finite largest value. Either every token is suppressed, or the "
-            "model gave NaN or an infinity."
-        )
+    check_finite("probabilities", largest)
+    if np.isneginf(largest).any():
+        raise ConfigError("probabilities: every token of a row has the logit -inf, so that none may come")
     if temperature == 0:
         return (np.arange(z.shape[-1]) == z.argmax(axis=-1)[:, None]).astype(np.float64)
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to -inf, which is right
@@ -109,6 +109,12 @@ def check_sampling(owner, temperature=1.0, top_k=None, top_p=None, min_p=None, r
     for name, (value, fits, expected) in rules.items():
         if not fits:
             raise ConfigError(f"{owner}: {name} is {value!r}, expected {expected}")
+
+
+def check_finite(owner, logits):
+    """Raise `NonFiniteError` if one of `logits` is NaN or infinity; -inf is a token that must not come."""
+    if not (logits < np.inf).all():
+        raise NonFiniteError(f"{owner}: the logits are not finite; look for NaN or infinity in the weights")
 
 
 def check_tokens(owner, name, tokens, vocab_size):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numtrans.errors import ConfigError
+from numtrans.errors import ConfigError, NonFiniteError
 from numtrans.generation import draw, penalize, probabilities
 from numtrans.generation.sampling import seen_tokens
 
@@ -74,10 +74,12 @@ def test_values_without_meaning(name, value):
         kept(**{name: value})
 
 
-@pytest.mark.parametrize("logits", [[-np.inf, -np.inf], [0, np.nan], [0, np.inf]])
-def test_a_row_that_no_token_can_be_drawn_from(logits):
-    with pytest.raises(ConfigError, match="no finite largest value"):
-        probabilities([[0, 0], logits])
+def test_a_row_that_no_token_can_be_drawn_from():
+    with pytest.raises(ConfigError, match="every token of a row has the logit -inf"):
+        probabilities([[0, 0], [-np.inf, -np.inf]])
+    for wrong in (np.nan, np.inf):
+        with pytest.raises(NonFiniteError, match="the logits are not finite"):
+            probabilities([[0, 0], [0, wrong]])
 
 
 def test_draw_is_the_inverse_of_the_cumulated_probabilities():

@@ -5,8 +5,8 @@ import pytest
 from generation.toys import Scripted
 from helpers import generic
 
-from numtrans.errors import ConfigError, DtypeError, ShapeError
-from numtrans.generation import Continuation, generate, stream, translate
+from numtrans.errors import ConfigError, DtypeError, NonFiniteError, ShapeError
+from numtrans.generation import Continuation, beam_search, generate, stream, translate
 from numtrans.models import (
     BERT,
     GPT,
@@ -311,6 +311,16 @@ def test_prompts_that_cannot_be_read():
             generate(model, np.ones((1, len(mask[0])), int), 1, mask=np.array(mask))
     with pytest.raises(ShapeError, match=r"mask has shape \(1, 3\), expected \(1, 2\)"):
         generate(model, np.array([[1, 2]]), 1, mask=np.ones((1, 3), bool))
+
+
+@pytest.mark.parametrize("write", [generate, beam_search])
+def test_weights_that_are_not_finite(write):
+    model = gpt()
+    model.parameters()[0].data[3] = np.nan
+    with pytest.raises(NonFiniteError, match="GPT: the logits are not finite"):
+        write(model, [[1, 3]], 2)
+    with pytest.raises(ConfigError, match="so that none may come"):
+        write(gpt(), [[1, 3]], 2, suppress=range(V))
 
 
 def test_models_that_cannot_write():
