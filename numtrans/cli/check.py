@@ -14,7 +14,7 @@ def add(commands):
         "fails.",
     )  # fmt: skip
     check.add_argument("components", nargs="*", metavar="COMPONENT", help="names or parts of names, such as LayerNorm")
-    check.add_argument("--all", action="store_true", help="every component and both models")
+    check.add_argument("--all", action="store_true", help="every component and model")
     check.add_argument("--list", action="store_true", help="print the names and end")
     check.add_argument("--details", action="store_true", help="one line for each tensor")
     check.add_argument("--seed", type=nonnegative, default=0, help="seed of all random numbers (default %(default)s)")
