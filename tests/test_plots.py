@@ -1,6 +1,7 @@
 """Every plot: it draws what it is given, carries a description, and says what is wrong with its input."""
 
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -136,3 +137,12 @@ def test_signed_colors_of_small_integers_do_not_overflow(matrix):
 def test_a_matrix_without_finite_numbers_is_drawn_empty(recwarn):
     plots.plot_heatmaps({"a": [[np.nan, -np.inf]]}, **HEAT)._repr_png_()
     assert not recwarn
+
+
+def test_words_under_an_attention_map_do_not_overlap():
+    words = ["[CLS]", "because", "it", "was", "too", "tired", "[SEP]"]
+    figure = plots.plot_attention(np.full((3, 7, 7), 1 / 7), words, words)
+    figure.canvas.draw()
+    boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
+    assert all(left.x1 <= right.x0 for left, right in itertools.pairwise(boxes))
+    assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("key", "query")

@@ -93,7 +93,9 @@ def plot_attention(weights, queries, keys, path=None, *, title="Attention"):
     heads = max(len(layer) for layer in layers)
     columns = min(heads, 4)
     rows = sum(math.ceil(len(layer) / columns) for layer in layers)
-    cell = max(2.0, 0.17 * len(keys)), max(1.6, 0.2 * len(queries) + 0.6)
+    longest = max(len(str(key)) for key in keys)  # words under the columns stand upright, or they would overlap
+    cell = max(2.0, 0.17 * len(keys)), max(1.6, 0.2 * len(queries) + 0.6) + (0.06 * longest if longest > 2 else 0)
+    names = ("query", "key") if list(queries) == list(keys) else ("written", "read")
     width = columns * cell[0] + 0.8
     figure = new_figure(width, rows * cell[1] + 0.6)
     axes = figure.subplots(rows, columns, squeeze=False)
@@ -106,11 +108,12 @@ def plot_attention(weights, queries, keys, path=None, *, title="Attention"):
             axis.axis("on")
             image = axis.imshow(picture, cmap="cividis", vmin=0, vmax=1, aspect="auto")
             axis.set_title(f"layer {number}, head {head + 1}", fontsize=9)
-            axis.set_xticks(np.arange(len(keys)), keys, fontsize=7, parse_math=False)  # a token may be $
+            axis.set_xticks(np.arange(len(keys)), keys, fontsize=7, parse_math=False,  # a token may be $
+                            rotation=90 if longest > 2 else 0)  # fmt: skip
             axis.set_yticks(np.arange(len(queries)), queries, fontsize=7, parse_math=False)
             if head % columns == 0:
-                axis.set_ylabel("written", fontsize=8)
-            axis.set_xlabel("read", fontsize=8)
+                axis.set_ylabel(names[0], fontsize=8)
+            axis.set_xlabel(names[1], fontsize=8)
         row += math.ceil(len(layer) / columns)
     figure.colorbar(image, ax=axes, label="attention weight", shrink=0.8)
     figure.suptitle(wrapped(title, width))

@@ -108,7 +108,7 @@ FIELDS = {
              head_dim="d_kv", rope_theta="rope_base", rms_norm_eps="norm_eps", tie_word_embeddings="tie_output"),
         fixed=dict(_PLAIN, hidden_act=("silu",), attention_bias=(False,), mlp_bias=(False,), rope_scaling=(None,),
                    sliding_window=(None,)),
-        constant=dict(dropout=0.0),
+        constant=dict(sliding_window=None),
     ),
     "vit": Fields(
         ViTConfig,

@@ -5,11 +5,13 @@ file, and the special ids. Shapes: ``B`` texts, ``T`` tokens of the longest.
 """
 
 import json
+import operator
 from pathlib import Path
 
 import numpy as np
 
 from numtrans.data.bpe import BYTES
+from numtrans.data.vocabulary import check_integer
 from numtrans.errors import CheckpointError, DataError
 from numtrans.pretrained.gguf_vocabulary import make_tokenizer, read_metadata
 from numtrans.pretrained.tokenizer_files import SPECIAL, find_file, import_tokenizers, read_file
@@ -47,7 +49,9 @@ class PretrainedTokenizer:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self.backend = tokenizer
-        self._size = max(tokenizer.get_vocab().values()) + 1
+        self._size = max(tokenizer.get_vocab().values(), default=-1) + 1
+        if not self._size:
+            raise DataError("PretrainedTokenizer: the vocabulary is empty")
         for name in SPECIAL:
             value = ids.get(name)
             setattr(self, f"{name}_id", None if value is None else int(value))
@@ -104,9 +108,12 @@ class PretrainedTokenizer:
         mask : boolean ndarray (B, T)
             True = token of the text.
         """
-        if isinstance(texts, str) or not texts:
+        if not isinstance(texts, (list, tuple)) or not texts:
+            got = "none" if isinstance(texts, (list, tuple)) else "one string" if isinstance(texts, str) else None
             raise DataError("PretrainedTokenizer.encode_batch: expected a list of at least one string, got "
-                            f"{'one string' if isinstance(texts, str) else 'none'}")  # fmt: skip
+                            f"{got or type(texts).__name__}")  # fmt: skip
+        if max_len is not None:
+            check_integer("PretrainedTokenizer.encode_batch", "max_len", max_len, 1)
         if padding_side not in ("right", "left"):
             raise DataError("PretrainedTokenizer.encode_batch: padding_side must be 'right' or 'left', got "
                             f"{padding_side!r}")  # fmt: skip
@@ -137,21 +144,28 @@ class PretrainedTokenizer:
 
     def decode(self, ids, skip_special_tokens=True):
         """Turn ids back into a text. Special tokens are left out, unless ``skip_special_tokens`` is False."""
-        ids = [int(i) for i in ids]
-        wrong = [i for i in ids if not 0 <= i < len(self)]
-        if wrong:
-            raise DataError(f"PretrainedTokenizer.decode: ids must be from 0 to {len(self) - 1}, got {wrong[0]}")
-        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return self.backend.decode(self._checked("decode", ids), skip_special_tokens=skip_special_tokens)
 
     def tokens(self, ids):
         """Each id as a string, for the labels of a picture: bytes as text, a blank in front where a word begins.
 
         A token of bytes that are no whole character has U+FFFD for them.
         """
-        spelled = [self.backend.id_to_token(int(i)) or "" for i in ids]
+        spelled = [self.backend.id_to_token(i) or "" for i in self._checked("tokens", ids)]
         if type(self.backend.decoder).__name__ == "ByteLevel":
             return [_as_text(token) for token in spelled]
         return [token.replace("\u2581", " ") for token in spelled]
+
+    def _checked(self, who, ids):
+        """`ids` as Python integers; raise unless all are in the vocabulary."""
+        try:
+            ids = [operator.index(i) for i in ids]
+        except TypeError as error:
+            raise DataError(f"PretrainedTokenizer.{who}: expected a row of integers, got {ids!r:.60}") from error
+        wrong = [i for i in ids if not 0 <= i < len(self)]
+        if wrong:
+            raise DataError(f"PretrainedTokenizer.{who}: ids must be from 0 to {len(self) - 1}, got {wrong[0]}")
+        return ids
 
     def to_dict(self):
         """What JSON needs to make this tokenizer again."""
@@ -163,7 +177,12 @@ class PretrainedTokenizer:
         tokenizers = import_tokenizers()
         if not isinstance(data, dict) or "tokenizer" not in data:
             raise DataError("PretrainedTokenizer.from_dict: expected a dict with 'tokenizer' and 'ids'")
-        return cls(tokenizers.Tokenizer.from_str(json.dumps(data["tokenizer"])), **data.get("ids", {}))
+        try:
+            return cls(tokenizers.Tokenizer.from_str(json.dumps(data["tokenizer"])), **data.get("ids", {}))
+        except DataError:
+            raise
+        except Exception as error:  # what `tokenizers` raises has no class of its own
+            raise DataError(f"PretrainedTokenizer.from_dict: not a tokenizer: {error}") from error
 
 
 def _as_text(token):
@@ -198,7 +217,10 @@ def load_tokenizer(path):
         raise CheckpointError(f"{path}: no such file or folder")
     file = find_file(path) if path.is_dir() else path
     tokenizer, ids = make_tokenizer(read_metadata(file), file) if file.suffix == ".gguf" else read_file(file)
-    return PretrainedTokenizer(tokenizer, **ids)
+    try:
+        return PretrainedTokenizer(tokenizer, **ids)
+    except DataError as error:
+        raise CheckpointError(f"{file}: {error}") from error
 
 
 def _check_text(who, text):

@@ -66,12 +66,14 @@ def read_file(file):
         elif file.name in ("vocab.json", "merges.txt"):
             tokenizer = _gpt2(tokenizers, file.with_name("vocab.json"), file.with_name("merges.txt"))
         elif file.suffix == ".json":
-            tokenizer = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
+            tokenizer = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8-sig"))
         else:
             raise CheckpointError(_not_read(file))
     except CheckpointError:
         raise
-    except Exception as error:  # what `tokenizers` raises has no class of its own
+    except BaseException as error:  # what `tokenizers` raises has no class of its own, and is at times no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise CheckpointError(f"{file}: cannot be read as a tokenizer: {error}") from error
     return tokenizer, _special_ids(tokenizer, file, config)
 
@@ -85,7 +87,7 @@ def _not_read(file):
 
 def _read_json(path):
     try:
-        value = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        value = json.loads(path.read_text(encoding="utf-8-sig")) if path.is_file() else {}
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
     return value if isinstance(value, dict) else {}
@@ -93,7 +95,8 @@ def _read_json(path):
 
 def _wordpiece(tokenizers, file, config):
     """BERT's tokenizer from its list of tokens."""
-    vocab = {token: i for i, token in enumerate(file.read_text(encoding="utf-8").removesuffix("\n").split("\n"))}
+    lines = file.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
+    vocab = {token: i for i, token in enumerate(lines)}
     missing = [token for token in ("[UNK]", "[CLS]", "[SEP]") if token not in vocab]
     if missing:
         raise CheckpointError(f"{file}: not a vocabulary of BERT, it lacks {', '.join(missing)}")
@@ -133,6 +136,8 @@ def _special_ids(tokenizer, file, config):
     for name in SPECIAL:
         token = said.get(f"{name}_token")
         named[name] = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(named[name], str | None):
+            raise CheckpointError(f"{file}: the files beside it name {token!r} as {name}_token, expected a string")
     if not any(named.values()):
         named = {name: next((t for t in usual if tokenizer.token_to_id(t) is not None), None)
                  for name, usual in _USUAL.items()}  # fmt: skip

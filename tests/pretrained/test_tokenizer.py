@@ -446,3 +446,59 @@ def test_without_the_tokenizers_package(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "tokenizers", None)                # import then raises ImportError
     with pytest.raises(ImportError, match=r'pip install "numtrans\[pretrained\]"'):
         load_tokenizer(tmp_path)
+
+
+# ---- files and arguments that are nearly right
+
+BERT_WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "##b"]
+
+
+@pytest.fixture
+def small(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(BERT_WORDS), encoding="utf-8")
+    return load_tokenizer(tmp_path)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_token(tmp_path, small):
+    (tmp_path / "bom").mkdir()
+    (tmp_path / "bom" / "vocab.txt").write_text("\n".join(BERT_WORDS), encoding="utf-8-sig")
+    tokenizer = load_tokenizer(tmp_path / "bom")
+    assert tokenizer.special_ids == small.special_ids == {"pad": 0, "unk": 1, "cls": 2, "sep": 3}
+    (tmp_path / "bom" / "tokenizer.json").write_text(small.backend.to_str(), encoding="utf-8-sig")
+    assert load_tokenizer(tmp_path / "bom") == small
+
+
+@pytest.mark.parametrize(("files", "message"), [
+    ({"vocab.json": '{"a": 0, "b": 1}', "merges.txt": "#version: 0.2\na b\n"}, r"vocab\.json: cannot be read"),
+    ({"vocab.json": "{}", "merges.txt": ""}, r"vocab\.json: .*the vocabulary is empty"),
+    ({"vocab.txt": "\n".join(BERT_WORDS), "tokenizer_config.json": '{"bos_token": 5}'}, "name 5 as bos_token, expected"),
+    ({"vocab.txt": "\n".join(BERT_WORDS), "special_tokens_map.json": '{"eos_token": {"content": 7}}'}, "as eos_token"),
+])
+def test_files_that_do_not_fit_together(tmp_path, files, message):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(CheckpointError, match=message):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("ids", [None, 5, [4.0], ["4"], [None], [[4]], [-1], [6], [2**40]])
+def test_ids_that_are_none(small, ids):
+    for call in (small.decode, small.tokens):
+        with pytest.raises(DataError, match=r"PretrainedTokenizer\.\w+: (expected a row of integers|ids must be from 0)"):
+            call(ids)
+
+
+def test_texts_that_are_no_list(small):
+    for texts, got in ((np.array(["a", "b"]), "ndarray"), (iter(["a"]), "list_iterator"), (None, "NoneType")):
+        with pytest.raises(DataError, match=f"expected a list of at least one string, got {got}"):
+            small.encode_batch(texts)
+    with pytest.raises(DataError, match=r"max_len must be a whole number of at least 1, got 2\.5"):
+        small.encode_batch(["a"], max_len=2.5)
+
+
+@pytest.mark.parametrize("data", [
+    {"tokenizer": {}}, {"tokenizer": None}, {"tokenizer": "x"}, {"ids": None}, {"ids": {"bos": "a"}},
+])  # fmt: skip
+def test_a_description_that_is_none(small, data):
+    with pytest.raises(DataError, match=r"PretrainedTokenizer\.from_dict: not a tokenizer"):
+        PretrainedTokenizer.from_dict({**small.to_dict(), **data})
