@@ -122,7 +122,10 @@ def induction_score(weights, ids, query_mask=None):
     Olsson et al. (2022), In-context learning and induction heads, arXiv:2209.11895 ("prefix matching").
     """
     P, counts, token = _checked_self(weights, query_mask)
-    ids = to_numpy(ids)
+    try:
+        ids = to_numpy(ids)
+    except ValueError as error:
+        raise ShapeError(f"ids are rows of unequal lengths, expected (batch, tokens) = {token.shape}") from error
     ids = ids[None] if ids.ndim == 1 else ids
     if ids.shape != token.shape or ids.dtype.kind not in "iu":
         raise ShapeError(
@@ -192,7 +195,10 @@ def head_divergence(weights, query_mask=None):
 def checked_weights(weights, query_mask):
     """The weights as float64 (B, H, Tq, Tk), and which queries count, (B, H, Tq); raise if they are no weights."""
     try:
-        P = to_numpy(weights).astype(np.float64)
+        P = to_numpy(weights)
+        if P.dtype.kind == "c":
+            raise TypeError("they are complex")
+        P = P.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise ShapeError(f"weights are no array of numbers (batch, heads, queries, keys): {error}") from error
     P = P[None] if P.ndim == 3 else P

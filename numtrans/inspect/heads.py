@@ -14,7 +14,7 @@ output:
 import numpy as np
 
 from numtrans.backend import to_numpy
-from numtrans.errors import ConfigError
+from numtrans.errors import ConfigError, NonFiniteError, ShapeError
 from numtrans.layers.multi_head_attention import MultiHeadAttention
 
 
@@ -77,7 +77,7 @@ def head_singular_values(attention):
 
 def effective_rank(singular_values):
     """Exponential of the entropy of `singular_values` (..., n), scaled to sum 1; 0 if all are 0."""
-    s = np.asarray(singular_values, np.float64)
+    s = _checked("effective_rank", singular_values)
     total = s.sum(axis=-1, keepdims=True)
     p = s / np.where(total > 0, total, 1)
     entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1)
@@ -86,14 +86,26 @@ def effective_rank(singular_values):
 
 def stable_rank(singular_values):
     """Squared Frobenius norm over squared spectral norm, from `singular_values` (..., n); 0 if all are 0."""
-    s = np.asarray(singular_values, np.float64)
+    s = _checked("stable_rank", singular_values)
     largest = s.max(axis=-1, keepdims=True)
     return ((s / np.where(largest > 0, largest, 1)) ** 2).sum(axis=-1)
+
+
+def _checked(who, singular_values):
+    """Singular values as a float64 array (..., n); raise if they are none."""
+    s = np.asarray(singular_values, np.float64)
+    if s.ndim == 0 or s.shape[-1] == 0:
+        raise ShapeError(f"{who}: singular_values have shape {s.shape}, expected (..., n) with n of at least 1")
+    if not (np.isfinite(s) & (s >= 0)).all():
+        raise NonFiniteError(f"{who}: singular_values must be finite and not negative")
+    return s
 
 
 def _by_head(W, heads):
     """The columns of `W` (D, heads * d) as float64 (heads, D, d)."""
     W = to_numpy(W).astype(np.float64)
+    if not np.isfinite(W).all():
+        raise NonFiniteError("head_ranks: a matrix of the attention holds values that are not finite")
     return W.reshape(len(W), heads, -1).transpose(1, 0, 2)
 
 

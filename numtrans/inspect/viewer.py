@@ -130,6 +130,8 @@ def _layers(weights, queries, keys):
 
 def _labels(tokens):
     """Tokens as they are shown: none is empty, and blanks that one would not see have a sign."""
+    if not hasattr(tokens, "__len__"):  # an iterator would be empty when it is read again, for the keys
+        raise ShapeError(f"attention: tokens are a {type(tokens).__name__}, expected a sequence of strings")
     labels = []
     for token in map(str, tokens):
         shown = token.translate({ord("\n"): "\u21b5", ord("\r"): "\u240d", ord("\t"): "\u21e5", 0: "\u2400"})

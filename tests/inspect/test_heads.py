@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from numtrans.errors import ConfigError, ShapeError
+from numtrans.errors import ConfigError, NonFiniteError, ShapeError
 from numtrans.inspect import attention_patterns, head_ranks, head_singular_values, induction_score, previous_token_score
+from numtrans.inspect.heads import effective_rank, stable_rank
 from numtrans.layers import Linear, MultiHeadAttention, RotaryPositionalEncoding
 
 
@@ -157,3 +158,30 @@ def test_ranks_of_unequal_singular_values():
 def test_ranks_of_what_is_no_attention():
     with pytest.raises(ConfigError, match="a Linear, expected a MultiHeadAttention"):
         head_ranks(Linear(2, 2))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj", "out_proj"])
+def test_ranks_of_weights_that_are_not_finite(name, value):
+    attention = MultiHeadAttention(4, 2, rng=np.random.default_rng(0))
+    getattr(attention, name).W.data[0, 0] = value
+    with pytest.raises(NonFiniteError, match="head_ranks: a matrix of the attention holds values that are not finite"):
+        head_ranks(attention)
+
+
+@pytest.mark.parametrize("rank", [effective_rank, stable_rank])
+def test_ranks_of_what_are_no_singular_values(rank):
+    for values in ([], 5.0, np.zeros((3, 0))):
+        with pytest.raises(ShapeError, match=rf"{rank.__name__}: singular_values have shape"):
+            rank(values)
+    for values in ([np.nan], [1.0, np.inf], [1.0, -1.0]):
+        with pytest.raises(NonFiniteError, match=rf"{rank.__name__}: singular_values must be finite"):
+            rank(values)
+
+
+def test_complex_weights_and_ids_of_unequal_rows():
+    weights = np.tile(np.eye(3), (1, 1, 1, 1))
+    with pytest.raises(ShapeError, match=r"weights are no array of numbers .*: they are complex"):
+        attention_patterns(weights.astype(complex))
+    with pytest.raises(ShapeError, match=r"ids are rows of unequal lengths, expected \(batch, tokens\) = \(1, 3\)"):
+        induction_score(weights, [[1], [2, 3]])

@@ -103,6 +103,12 @@ def test_refuses_what_does_not_fit():
         attention_html(np.eye(T)[None], ["a"] * T)
 
 
+@pytest.mark.parametrize("tokens", [None, 5, iter("ab")])
+def test_tokens_that_are_no_sequence(tokens):
+    with pytest.raises(ShapeError, match=rf"attention: tokens are a {type(tokens).__name__}, expected a sequence"):
+        attention_html(np.eye(2)[None], tokens)
+
+
 def test_the_largest_view_is_a_few_megabytes():
     view = attention_html([np.full((10, 100, 100), 0.01)] * 10, ["word"] * 100)
     assert sum(map(len, view.weights)) * 100 * 100 == viewer.MAX_WEIGHTS
