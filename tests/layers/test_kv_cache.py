@@ -1,5 +1,7 @@
 """Keys and values kept from step to step: the arrays, attention that reads them, and what is refused."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from helpers import generic, normal
@@ -65,6 +67,24 @@ def test_it_makes_few_arrays():
         cache.append(k, v)
         made.add((id(cache.keys), cache.capacity))
     assert sorted(capacity for _, capacity in made) == [64, 128, 256, 512, 1024, 2048]
+
+
+@pytest.mark.parametrize("num_kv_heads", [8, 2])
+@pytest.mark.parametrize("position", ["rope", "alibi", None])
+def test_a_step_copies_nothing_that_grows(position, num_kv_heads):
+    """A step at 3000 tokens allocates a few rows of scores at its height; the keys of all heads are 64 such rows."""
+    places = {"rope": lambda: RotaryPositionalEncoding(64), "alibi": lambda: ALiBi(8), None: lambda: None}
+    layer = MultiHeadAttention(512, 8, num_kv_heads, causal=True, position=places[position]())
+    cache, x = KVCache(4096), normal(1, 3000, 512, dtype=np.float32)
+    kv = normal(1, num_kv_heads, 3000, 64, dtype=np.float32)
+    cache.append(kv, kv)
+    with no_grad():
+        layer(x[:, :1], cache=cache)
+        tracemalloc.start()
+        layer(x[:, :1], cache=cache)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 8 * (4 * 8 * 3002)  # bytes, heads, keys
 
 
 def test_select_takes_rows_of_keys_and_values():
