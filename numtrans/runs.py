@@ -4,6 +4,7 @@
 ``model.safetensors`` the weights; `Trainer` adds ``history.jsonl`` and ``checkpoint.safetensors``.
 """
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,6 +198,8 @@ def check_same(run, folder):
         if isinstance(before.get(name), dict) and "tokenizer" in before[name]:
             before[name] = vocabulary_from_dict(before[name]).to_dict()
     changed = [name for name in now if before.get(name) != now[name]]
+    if before["settings"].get("data_digest", run.settings.get("data_digest")) != run.settings.get("data_digest"):
+        changed.append("the data")  # other data can have the same vocabulary; bytes always have
     if changed:
         raise CheckpointError(
             f"{folder}: cannot go on, {', '.join(changed)} differ from those of the run. Has the data file changed?"
@@ -237,6 +240,15 @@ def make_task(
             raise ConfigError("--task pairs needs --source FILE (tab-separated), or --source FILE --target FILE")
         return PairTask(source, target, level=level, seed=seed, **size)
     raise ConfigError(f"unknown task {name!r}")
+
+
+def data_digest(task):
+    """A number in hexadecimal that tells the data of `task` from others: a hash of all its ids or pairs."""
+    if isinstance(task, TextTask):
+        parts = [part.astype("<i8").tobytes() for part in (task.train, task.valid)]
+    else:
+        parts = [json.dumps(part).encode() for part in (task.train, task.valid, task.test)]
+    return hashlib.sha256(b"\n".join(parts)).hexdigest()[:16]
 
 
 class StepBatches:
@@ -378,10 +390,10 @@ def make_run(task, settings):
         d_model=s["d_model"], num_heads=s["heads"], d_ff=s["d_ff"] or 4 * s["d_model"], dropout=s["dropout"],
         norm_placement=s["norm_placement"], norm=s["norm"], feedforward=s["feedforward"], position=s["position"],
     )  # fmt: skip
-    rng = np.random.default_rng(s["seed"])
+    rng, digest = np.random.default_rng(s["seed"]), {"data_digest": data_digest(task)}
     if isinstance(task, TextTask):
         model = make_language_model(make_objective(s, task.vocab), s, shape, rng)
-        return Run(model, task.vocab, task.vocab, dict(s))
+        return Run(model, task.vocab, task.vocab, s | digest)
     targets = [task.encode_pair(*pair)[1] for pair in task.train + task.valid + task.test]
     longest = max(len(row) for row in targets)
     sources = max(len(task.encode_pair(*pair)[0]) for pair in task.train + task.valid + task.test)
@@ -389,7 +401,8 @@ def make_run(task, settings):
         len(task.source_vocab), len(task.target_vocab), num_encoder_layers=s["layers"], num_decoder_layers=s["layers"],
         max_len=max(longest + 1, sources, 64), **shape,
     )  # fmt: skip
-    return Run(Transformer(config, rng=rng), task.source_vocab, task.target_vocab, {**s, "longest_target": longest})
+    settings = {**s, **digest, "longest_target": longest}
+    return Run(Transformer(config, rng=rng), task.source_vocab, task.target_vocab, settings)
 
 
 def make_language_model(objective, settings, shape, rng):

@@ -201,11 +201,29 @@ def test_options_of_texts_belong_to_texts(run, tmp_path):
         assert f"{option[0]} has no meaning with --task copy" in err
 
 
+@pytest.mark.parametrize("tokenizer", ["byte", "char"])
+def test_a_run_does_not_go_on_with_other_data_of_the_same_vocabulary(run, tmp_path, tokenizer):
+    text, out = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("ab ba bab " * 100)
+    assert run(*options(text, out), "--tokenizer", tokenizer)[0] == 0
+    weights, kept = (out / "model.safetensors").read_bytes(), text.read_text()
+    text.write_text(kept[::-1])
+    for command in (["train", "--resume", "--out", out, "--steps", 5], ["evaluate", out]):
+        status, _, err = run(*command)
+        assert status == 2
+        assert "the data" in err
+        assert "changed" in err
+    assert (out / "model.safetensors").read_bytes() == weights
+    text.write_text(kept)
+    assert run("evaluate", out)[0] == 0
+    assert run("train", "--resume", "--out", out, "--steps", 5)[0] == 0
+
+
 def test_runs_of_an_earlier_version_go_on(run, text, tmp_path):
     out = tmp_path / "run"
     assert run(*options(text, out))[0] == 0
     config = json.loads((out / "config.json").read_text())
-    for name in ("objective", "tokenizer", "vocab_size"):
+    for name in ("objective", "tokenizer", "vocab_size", "data_digest"):
         del config["settings"][name]
     (out / "config.json").write_text(json.dumps(config))
     assert type(load_run(out).model).__name__ == "GPT"

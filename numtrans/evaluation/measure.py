@@ -14,7 +14,7 @@ from numtrans.errors import ConfigError, DataError
 from numtrans.evaluation.result import Evaluation
 from numtrans.generation import evaluating
 from numtrans.models import Transformer
-from numtrans.runs import is_exact, make_objective, token_sums, translate_all
+from numtrans.runs import data_digest, is_exact, make_objective, token_sums, translate_all
 
 
 def evaluate_file(run, path, target=None, **options):
@@ -53,13 +53,14 @@ def evaluate_task(run, task, **options):
     Raises
     ------
     DataError
-        If the vocabularies of `task` are not those of the run, since its data file has changed.
+        If the data of `task` are not those of the run, since its data file has changed.
     """
     text = isinstance(task, TextTask)
     own = (task.vocab, task.vocab) if text else (task.source_vocab, task.target_vocab)
-    if own != (run.source_vocab, run.target_vocab):
-        raise DataError("evaluate: the vocabulary made from the data of the run is not the one that the run has; the "
-                        "data have changed since it was trained, so name the file to evaluate on")  # fmt: skip
+    digest = run.settings.get("data_digest")  # runs of earlier versions have none
+    if own != (run.source_vocab, run.target_vocab) or digest not in (None, data_digest(task)):
+        raise DataError("evaluate: the data of the run have changed since it was trained, so that what it kept apart "
+                        "is not known; name the file to evaluate on")  # fmt: skip
     if text:
         return evaluate_tokens(run, task.valid, name="validation part", **options)
     return evaluate_pairs(run, task.test, name="test split", **options)
