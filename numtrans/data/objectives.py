@@ -183,7 +183,7 @@ class NextToken:
     name = "clm"
 
     def __init__(self, vocab_size, block):
-        check_sizes(self, vocab_size, block)
+        _check_sizes(self, vocab_size, block)
         self.vocab_size, self.length = vocab_size, block + 1
 
     def __call__(self, rows, rng):
@@ -202,7 +202,7 @@ class MaskedLanguageModel:
     name = "mlm"
 
     def __init__(self, vocab_size, block):
-        check_sizes(self, vocab_size, block)
+        _check_sizes(self, vocab_size, block)
         self.vocab_size, self.length, self.mask_id = vocab_size + 1, block, vocab_size
 
     def __call__(self, rows, rng):
@@ -223,7 +223,7 @@ class SpanCorruption:
     name = "span"
 
     def __init__(self, vocab_size, block):
-        check_sizes(self, vocab_size, block)
+        _check_sizes(self, vocab_size, block)
         self.vocab_size, self.length = vocab_size + span_counts(block)[1] + 1, block
 
     def __call__(self, rows, rng):
@@ -234,7 +234,7 @@ class SpanCorruption:
         return (source, np.concatenate([start, target[:, :-1]], axis=1)), target
 
 
-def check_sizes(objective, vocab_size, block):
+def _check_sizes(objective, vocab_size, block):
     """Refuse a vocabulary without ordinary ids, and rows without tokens."""
     check_integer(type(objective).__name__, "vocab_size", vocab_size, NUM_SPECIAL + 1)
     check_integer(type(objective).__name__, "block", block, 1)
