@@ -181,7 +181,7 @@ class Encoder(Module):
         With a `cache` from `make_cache`, `x` are the tokens after those that it holds, and `mask` broadcasts to
         (B, H, T, cache.length + T); within `no_grad` only.
         """
-        for layer, part in zip(self.layers, claim(cache, self)):
+        for layer, part in zip(self.layers, claim(cache, self), strict=True):
             x = layer(x, mask, part)                                        # (B, T, D)
         return x if self.norm is None else self.norm(x)
 
@@ -222,7 +222,7 @@ class Decoder(Module):
         (B, H, Tt, cache.length + Tt); keys and values of `memory` are those of the first call. Within `no_grad` only.
         """
         x = tgt
-        for layer, part in zip(self.layers, claim(cache, self)):
+        for layer, part in zip(self.layers, claim(cache, self), strict=True):
             x = layer(x, memory, tgt_mask, memory_mask, part)               # (B, Tt, D)
         return x if self.norm is None else self.norm(x)
 
@@ -241,11 +241,17 @@ class Decoder(Module):
 
 
 def claim(cache, stack):
-    """The caches of the layers of `stack`, each None without a cache. Raises as `StackCache.claim`."""
+    """Yield the caches of the layers of `stack`, each None without a cache. Raises as `StackCache.claim`.
+
+    To be read to its end, where the cache is released (``zip`` with ``strict=True`` does): a forward that breaks off
+    before leaves a cache that is refused.
+    """
     if cache is None:
-        return [None] * len(stack.layers)
+        yield from [None] * len(stack.layers)
+        return
     cache.claim(stack)
-    return cache.layers
+    yield from cache.layers
+    cache.release()
 
 
 def stack_positions(name, num_layers, d_model, num_heads, *, bidirectional, rng):

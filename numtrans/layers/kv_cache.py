@@ -129,7 +129,7 @@ class StackCache:
         self.own = [KVCache(capacity) for _ in range(num_layers)]
         self.cross = [KVCache(fixed=True) for _ in range(num_layers)] if cross else []
         self.layers = list(zip(self.own, self.cross)) if cross else self.own
-        self.owner = None
+        self.owner, self.before = None, None
 
     @property
     def length(self):
@@ -164,12 +164,18 @@ class StackCache:
                 f"{name}: the cache of {len(self.own)} layers belongs to another stack, this one has "
                 f"{len(owner.layers)}. Make one with make_cache() for each model and each text."
             )
-        if any(part.length != self.length for part in self.own):
+        held = sorted({part.length for part in self.own})
+        if len(held) > 1 or self.before not in (None, self.length):
+            expected = "one number" if self.before is None else self.before
             raise ConfigError(
-                f"{name}: the layers of the cache hold {sorted({part.length for part in self.own})} tokens, expected "
-                "one number: a forward broke off in the middle. Make another cache with make_cache()."
+                f"{name}: the layers of the cache hold {held} tokens, expected {expected}: a forward broke off in the "
+                "middle. Make another cache with make_cache()."
             )
-        self.owner = owner
+        self.owner, self.before = owner, self.length
+
+    def release(self):
+        """Say that the forward has come to its end: what the layers hold now is what the cache is to hold."""
+        self.before = None
 
 
 def check_no_grad(name):

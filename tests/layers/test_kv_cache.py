@@ -215,3 +215,22 @@ def test_refused_for_another_batch_stack_or_kind():
         Encoder(1, D, H, 6).make_cache()
     with pytest.raises(ConfigError, match="KVCache: capacity is 0"):
         KVCache(0)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_refused_after_a_forward_that_broke_off(num_layers):
+    """A layer that has taken the token before the error would hold it twice; an error before that does no harm."""
+    stack = Encoder(num_layers, 8, 2, 16, causal=True, rng=np.random.default_rng(0)).eval()
+    x = normal(2, 4, 8).astype(np.float32)
+    with no_grad():
+        cache, whole = stack.make_cache(), stack(x)
+        stack(x[:, :3], cache=cache)
+        with pytest.raises(ShapeError, match="the cache holds a batch of 2"):
+            stack(x[:1, 3:], cache=cache)
+        np.testing.assert_allclose(stack(x[:, 3:], cache=cache)[:, 0], whole[:, 3], atol=1e-5)
+        cache = stack.make_cache()
+        stack(x[:, :3], cache=cache)
+        with pytest.raises(ShapeError):
+            stack(x[:, 3:], np.ones((2, 1, 1, 99), bool), cache=cache)
+        with pytest.raises(ConfigError, match="expected 3: a forward broke off"):
+            stack(x[:, 3:], cache=cache)
