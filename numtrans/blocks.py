@@ -88,7 +88,7 @@ class EncoderLayer(Module):
 
     def forward(self, x, mask=None, cache=None):
         """`x` (B, T, D) -> y (B, T, D). `mask` and `cache`, a `KVCache`, as in `MultiHeadAttention`."""
-        x = self.self_attention(x, mask=mask, cache=cache)                  # (B, T, D)
+        x = self.self_attention(x, mask=mask, **given(cache))               # (B, T, D)
         return self.feedforward(x)                                          # (B, T, D)
 
     def backward(self, dy):
@@ -136,8 +136,8 @@ class DecoderLayer(Module):
         if tgt_mask is None:
             Tt = tgt.shape[-2]
             tgt_mask = causal_mask(Tt, Tt if own is None else own.length + Tt)
-        x = self.self_attention(tgt, mask=tgt_mask, cache=own)              # (B, Tt, D)
-        x = self.cross_attention(x, memory, mask=memory_mask, cache=cross)  # (B, Tt, D)
+        x = self.self_attention(tgt, mask=tgt_mask, **given(own))           # (B, Tt, D)
+        x = self.cross_attention(x, memory, mask=memory_mask, **given(cross))  # (B, Tt, D)
         return self.feedforward(x)                                          # (B, Tt, D)
 
     def backward(self, dy):
@@ -182,7 +182,7 @@ class Encoder(Module):
         (B, H, T, cache.length + T); within `no_grad` only.
         """
         for layer, part in zip(self.layers, claim(cache, self), strict=True):
-            x = layer(x, mask, part)                                        # (B, T, D)
+            x = layer(x, mask, **given(part))                               # (B, T, D)
         return x if self.norm is None else self.norm(x)
 
     def make_cache(self, capacity=64):
@@ -223,7 +223,7 @@ class Decoder(Module):
         """
         x = tgt
         for layer, part in zip(self.layers, claim(cache, self), strict=True):
-            x = layer(x, memory, tgt_mask, memory_mask, part)               # (B, Tt, D)
+            x = layer(x, memory, tgt_mask, memory_mask, **given(part))      # (B, Tt, D)
         return x if self.norm is None else self.norm(x)
 
     def make_cache(self, capacity=64):
@@ -238,6 +238,11 @@ class Decoder(Module):
             dx, dm = layer.backward(dx)
             dmemory = dm if dmemory is None else dmemory + dm
         return dx, dmemory
+
+
+def given(cache):
+    """The argument ``cache``, left out when there is none: parts of one's own then need not know it."""
+    return {} if cache is None else {"cache": cache}
 
 
 def claim(cache, stack):
