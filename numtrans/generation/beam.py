@@ -8,8 +8,10 @@ import numpy as np
 from numtrans.errors import ConfigError
 from numtrans.generation.continuation import Continuation, output_size
 from numtrans.generation.prompts import read_prompts
-from numtrans.generation.sampling import check_tokens
+from numtrans.generation.sampling import check_count, check_tokens, is_number
 from numtrans.layers.softmax import log_softmax
+
+LARGEST_EXPONENT = 700  # of e in float64, with some room
 
 
 def beam_search(
@@ -57,24 +59,27 @@ def beam_search(
     vocab_size = output_size(model)
     ends = check_tokens("beam_search", "eos_id", eos_id, vocab_size)
     suppress = check_tokens("beam_search", "suppress", suppress, vocab_size)
+    check_tokens("beam_search", "pad_id", pad_id, vocab_size)
     if len(set(suppress)) == vocab_size:
         raise ConfigError("beam_search: suppress holds every token, so that none may come")
     text = Continuation(
         model, ids, real, src=src, src_mask=src_mask, room=max_new_tokens, context=context, cache=cache
     )
+    early_stopping = "never" if early_stopping == "never" else bool(early_stopping)
     early_stopping = True if num_beams == 1 else early_stopping
     finished = [Finished(num_beams, length_penalty, early_stopping, max_new_tokens) for _ in ids]
-    search(text, max_new_tokens, num_beams, ends, suppress, finished)
+    if finished:
+        search(text, max_new_tokens, num_beams, ends, suppress, finished)
     model.clear()
     found = [part.best(num_return) for part in finished]
-    longest = max(len(tokens) for row in found for _, tokens in row)
+    longest = max((len(tokens) for row in found for _, tokens in row), default=0)
     fill = pad_id if pad_id is not None else ends[0] if ends else 0
     out = np.full((len(ids), num_return, ids.shape[1] + longest), fill)
     out[:, :, : ids.shape[1]] = ids[:, None]
     for row, hypotheses in zip(out, found):
         for line, (_, tokens) in zip(row, hypotheses):
             line[ids.shape[1] : ids.shape[1] + len(tokens)] = tokens
-    return out, np.array([[score for score, _ in row] for row in found])
+    return out, np.array([[score for score, _ in row] for row in found]).reshape(len(ids), num_return)
 
 
 def search(text, max_new_tokens, K, ends, suppress, finished):
@@ -157,14 +162,19 @@ def normalized(total, length, alpha):
 
 def check_beams(num_beams, num_return, length_penalty, early_stopping, max_new_tokens):
     """Raise `ConfigError` for values without meaning."""
-    if num_beams < 1 or not 1 <= num_return <= num_beams:
+    for name, value in (("num_beams", num_beams), ("num_return", num_return), ("max_new_tokens", max_new_tokens)):
+        check_count("beam_search", name, value, 1)
+    if num_return > num_beams:
         raise ConfigError(
-            f"beam_search: num_beams={num_beams}, num_return={num_return}; expected at least 1, and no more returned "
-            "than there are beams"
+            f"beam_search: num_beams={num_beams}, num_return={num_return}; expected no more returned than there are "
+            "beams"
         )
-    if not np.isfinite(length_penalty):
-        raise ConfigError(f"beam_search: length_penalty is {length_penalty}, expected a finite number")
-    if early_stopping not in (False, True, "never"):
+    # the longest hypothesis is divided by max_new_tokens ** length_penalty, which has to be a number
+    if not is_number(length_penalty) or not abs(length_penalty) * np.log(max_new_tokens) < LARGEST_EXPONENT:
+        raise ConfigError(
+            f"beam_search: length_penalty is {length_penalty!r}, expected a finite number so small that "
+            f"{max_new_tokens} tokens to this power are one too"
+        )
+    known = "never" if isinstance(early_stopping, str) else early_stopping
+    if not isinstance(early_stopping, (bool, np.bool_, str)) or early_stopping != known:
         raise ConfigError(f"beam_search: early_stopping is {early_stopping!r}, expected False, True or 'never'")
-    if max_new_tokens < 1:
-        raise ConfigError(f"beam_search: max_new_tokens is {max_new_tokens}, expected at least 1")

@@ -9,7 +9,7 @@ import numpy as np
 
 from numtrans.backend import to_numpy
 from numtrans.errors import ConfigError
-from numtrans.generation.sampling import check_finite
+from numtrans.generation.sampling import check_count, check_finite
 from numtrans.module import no_grad
 
 
@@ -66,6 +66,8 @@ class Continuation:
                 raise ConfigError(f"{self.name}: got context={context}, expected none for an encoder-decoder")
             return None
         limit = None if position in ("rope", "shaw", "t5", "alibi") else self.model.config.max_len
+        if context is not None:
+            check_count(self.name, "context", context, 1)
         if context is not None and not 1 <= context <= (limit or context):
             raise ConfigError(f"{self.name}: context is {context}, expected 1 to {limit or 'any number'}")
         return limit if context is None else context
@@ -117,7 +119,9 @@ class Continuation:
 
 def output_size(model):
     """Number of tokens that `model` can write."""
-    config = model.config
+    config = getattr(model, "config", None)
+    if config is None:
+        raise ConfigError(f"{type(model).__name__} cannot write, expected a decoder-only model or an encoder-decoder")
     return config.tgt_vocab_size if hasattr(config, "tgt_vocab_size") else config.vocab_size
 
 

@@ -26,7 +26,7 @@ def read_prompts(owner, ids, mask=None, pad_id=0):
     ids : numpy.ndarray (B, T)
     real : boolean numpy.ndarray (B, T), or None if all are
     """
-    if isinstance(ids, (list, tuple)) and ids and all(np.ndim(row) == 1 for row in ids):
+    if isinstance(ids, (list, tuple)) and ids and all(even(owner, "a prompt", row).ndim == 1 for row in ids):
         rows = [np.asarray(to_numpy(row)) for row in ids]
         real = np.arange(max(map(len, rows))) >= max(map(len, rows)) - np.array([len(row) for row in rows])[:, None]
         if mask is not None and not real.all():
@@ -36,7 +36,7 @@ def read_prompts(owner, ids, mask=None, pad_id=0):
             check_integers(owner, row)
             padded[b, real.shape[1] - len(row) :] = row
         ids, mask = padded, real if mask is None else mask
-    ids = np.asarray(to_numpy(ids))
+    ids = even(owner, "ids", ids)
     if ids.ndim != 2 or ids.shape[1] == 0:
         raise ShapeError(
             f"{owner}: ids have shape {ids.shape}, expected (rows, tokens) with at least one token, or a list of "
@@ -45,7 +45,10 @@ def read_prompts(owner, ids, mask=None, pad_id=0):
     check_integers(owner, ids)
     if mask is None:
         return ids, None
-    real = np.asarray(to_numpy(mask)).astype(bool)
+    real = even(owner, "mask", mask)
+    if real.dtype.kind not in "biuf":
+        raise DtypeError(f"{owner}: mask has dtype {real.dtype}, expected True and False")
+    real = real.astype(bool)
     if real.shape != ids.shape:
         raise ShapeError(f"{owner}: mask has shape {real.shape}, expected {ids.shape}, one entry a token")
     if not real[:, -1].all() or (np.diff(real.astype(int), axis=1) < 0).any():
@@ -54,6 +57,16 @@ def read_prompts(owner, ids, mask=None, pad_id=0):
             "False, then True to the end"
         )
     return ids, None if real.all() else real
+
+
+def even(owner, name, value):
+    """`value` as a NumPy array; raise unless its rows are of one length."""
+    try:
+        return np.asarray(to_numpy(value))
+    except ValueError as error:
+        raise ShapeError(
+            f"{owner}: {name} cannot be read as an array ({error}); expected rows of integers, each a list"
+        ) from error
 
 
 def check_integers(owner, ids):

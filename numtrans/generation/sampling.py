@@ -3,7 +3,7 @@
 Shapes: ``B`` rows, ``V`` vocabulary.
 """
 
-from numbers import Integral
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -35,9 +35,13 @@ def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
         For a value without meaning, or a row without a token that may come.
     NonFiniteError
         If a logit is NaN or infinity.
+    ShapeError
+        If `logits` are not (B, V).
     """
     check_sampling("probabilities", temperature, top_k, top_p, min_p)
     z = np.asarray(logits, np.float64)
+    if z.ndim != 2 or z.shape[1] == 0:
+        raise ShapeError(f"probabilities: logits have shape {z.shape}, expected (B, V) with at least one token")
     largest = z.max(axis=-1, keepdims=True)
     check_finite("probabilities", largest)
     if np.isneginf(largest).any():
@@ -98,17 +102,29 @@ def penalize(logits, seen, penalty):
 
 def check_sampling(owner, temperature=1.0, top_k=None, top_p=None, min_p=None, repetition_penalty=1.0):
     """Raise `ConfigError` for a value without meaning; `owner` is named in the message."""
-    whole = isinstance(top_k, Integral) and not isinstance(top_k, bool)
     rules = {
-        "temperature": (temperature, 0 <= temperature < np.inf, "a number of at least 0"),
-        "top_k": (top_k, top_k is None or (whole and top_k >= 1), "an integer of at least 1"),
-        "top_p": (top_p, top_p is None or 0 < top_p <= 1, "above 0 and at most 1"),
-        "min_p": (min_p, min_p is None or 0 <= min_p <= 1, "at least 0 and at most 1"),
-        "repetition_penalty": (repetition_penalty, 0 < repetition_penalty < np.inf, "a number above 0"),
+        "temperature": (temperature, lambda x: 0 <= x < np.inf, "a number of at least 0"),
+        "top_p": (top_p, lambda x: 0 < x <= 1, "above 0 and at most 1"),
+        "min_p": (min_p, lambda x: 0 <= x <= 1, "at least 0 and at most 1"),
+        "repetition_penalty": (repetition_penalty, lambda x: 0 < x < np.inf, "a number above 0"),
     }
     for name, (value, fits, expected) in rules.items():
-        if not fits:
-            raise ConfigError(f"{owner}: {name} is {value!r}, expected {expected}")
+        if (value is None and name in ("top_p", "min_p")) or (is_number(value) and fits(value)):
+            continue
+        raise ConfigError(f"{owner}: {name} is {value!r}, expected {expected}")
+    if top_k is not None:
+        check_count(owner, "top_k", top_k, 1)
+
+
+def is_number(value, kind=Real):
+    """Whether `value` is a number of this kind; True and False are none."""
+    return isinstance(value, kind) and not isinstance(value, (bool, np.bool_))
+
+
+def check_count(owner, name, value, least):
+    """Raise `ConfigError` unless `value` is an integer of at least `least`."""
+    if not is_number(value, Integral) or value < least:
+        raise ConfigError(f"{owner}: {name} is {value!r}, expected an integer of at least {least}")
 
 
 def check_finite(owner, logits):
@@ -119,9 +135,9 @@ def check_finite(owner, logits):
 
 def check_tokens(owner, name, tokens, vocab_size):
     """`tokens`, an integer, several or None, as a list; raise unless they are in the vocabulary."""
-    tokens = [] if tokens is None else [tokens] if isinstance(tokens, Integral) else list(tokens)
+    tokens = [] if tokens is None else list(tokens) if np.iterable(tokens) else [tokens]
     for token in tokens:
-        if not isinstance(token, Integral) or isinstance(token, bool) or not 0 <= token < vocab_size:
+        if not is_number(token, Integral) or not 0 <= token < vocab_size:
             raise ConfigError(f"{owner}: {name} holds {token!r}, expected ids from 0 to {vocab_size - 1}")
     return tokens
 

@@ -2,11 +2,19 @@
 
 import numpy as np
 
-from numtrans.errors import ConfigError
+from numtrans.errors import ConfigError, ShapeError
 from numtrans.generation.beam import beam_search
 from numtrans.generation.continuation import Continuation, output_size
-from numtrans.generation.prompts import read_prompts
-from numtrans.generation.sampling import check_sampling, check_tokens, draw, penalize, probabilities, seen_tokens
+from numtrans.generation.prompts import even, read_prompts
+from numtrans.generation.sampling import (
+    check_count,
+    check_sampling,
+    check_tokens,
+    draw,
+    penalize,
+    probabilities,
+    seen_tokens,
+)
 
 
 def translate(model, src, max_len, *, bos_id=1, eos_id=2, num_beams=1, length_penalty=1.0, cache=True):
@@ -32,6 +40,10 @@ def translate(model, src, max_len, *, bos_id=1, eos_id=2, num_beams=1, length_pe
     numpy.ndarray (B, T)
         Ids without the begin token. A row that has ended repeats ``eos_id``.
     """
+    src = even("translate", "src", src)
+    if src.ndim != 2:
+        raise ShapeError(f"translate: src has shape {src.shape}, expected (rows, tokens)")
+    check_tokens("translate", "bos_id", [bos_id], output_size(model))
     start, options = np.full((len(src), 1), bos_id), dict(src=src, eos_id=eos_id, cache=cache)
     if num_beams == 1:
         return generate(model, start, max_len, temperature=0, **options)[:, 1:]
@@ -104,18 +116,18 @@ def stream(
     """
     owner = "generate"
     check_sampling(owner, temperature, top_k, top_p, min_p, repetition_penalty)
-    if max_new_tokens < 0:
-        raise ConfigError(f"{owner}: max_new_tokens is {max_new_tokens}, expected at least 0")
+    check_count(owner, "max_new_tokens", max_new_tokens, 0)
     ids, real = read_prompts(owner, ids, mask, 0 if pad_id is None else pad_id)
     vocab_size = output_size(model)
     ends, suppress = (check_tokens(owner, name, tokens, vocab_size)
                       for name, tokens in (("eos_id", eos_id), ("suppress", suppress)))  # fmt: skip
+    check_tokens(owner, "pad_id", pad_id, vocab_size)
     fill = pad_id if pad_id is not None else ends[0] if ends else 0
     stop = check_stop(owner, stop, decode)
     text = Continuation(
         model, ids, real, src=src, src_mask=src_mask, room=max_new_tokens, context=context, cache=cache
     )
-    generators = np.random.default_rng(rng).spawn(len(ids))
+    generators = make_generator(owner, rng).spawn(len(ids))
     seen = None if repetition_penalty == 1 else seen_tokens(ids, real, vocab_size)
     rows = np.arange(len(ids))
 
@@ -135,6 +147,8 @@ def stream(
                 seen[rows, token] = True
             for b in rows[~ended] if stop else ():
                 written = decode(text.ids[b, start:].tolist())
+                if not isinstance(written, str):
+                    raise ConfigError(f"{owner}: decode returned {type(written).__name__}, expected a string")
                 ended[b] = any(end in written for end in stop)
             if ended.all() or n + 1 == max_new_tokens:
                 model.clear()
@@ -145,11 +159,19 @@ def stream(
     return steps()
 
 
+def make_generator(owner, rng):
+    """The generator that `rng`, one or a seed, stands for."""
+    try:
+        return np.random.default_rng(rng)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{owner}: rng is {rng!r}, expected a Generator or an integer of at least 0") from error
+
+
 def check_stop(owner, stop, decode):
     """`stop` as a list of strings; raise unless they are, and come with `decode`."""
-    stop = [stop] if isinstance(stop, str) else list(stop)
+    stop = list(stop) if np.iterable(stop) and not isinstance(stop, str) else [stop]
     if not all(isinstance(end, str) and end for end in stop):
         raise ConfigError(f"{owner}: stop is {stop!r}, expected strings of at least one character")
-    if stop and decode is None:
+    if stop and not callable(decode):
         raise ConfigError(f"{owner}: stop strings need decode, a function from a list of ids to text")
     return stop

@@ -3,6 +3,8 @@
 Shapes: ``B`` batch, ``G`` key-value heads, ``T`` new tokens, ``n`` tokens so far, ``d`` features of a head.
 """
 
+from numbers import Integral
+
 import numpy as np
 
 from numtrans.backend import get_xp
@@ -39,8 +41,8 @@ class KVCache:
     """
 
     def __init__(self, capacity=64, *, fixed=False):
-        if capacity < 1:
-            raise ConfigError(f"KVCache: capacity is {capacity}, expected at least 1")
+        if not isinstance(capacity, Integral) or capacity < 1:
+            raise ConfigError(f"KVCache: capacity is {capacity!r}, expected an integer of at least 1")
         self.capacity, self.fixed = capacity, fixed
         self.keys = self.values = None
         self.length = 0

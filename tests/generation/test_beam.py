@@ -271,7 +271,12 @@ def test_equal_to_t5_of_hugging_face(monkeypatch):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"num_beams": 0}, "num_beams=0"), ({"num_return": 5}, "num_beams=4, num_return=5"),
+    ({"num_beams": 0}, "num_beams is 0"), ({"num_beams": 2.5}, "num_beams is 2.5"),
+    ({"num_return": "a"}, "num_return is 'a'"),
+    ({"length_penalty": "a"}, "length_penalty is 'a'"), ({"length_penalty": 1100}, "length_penalty is 1100"),
+    ({"length_penalty": -1100.0}, "length_penalty is -1100.0"), ({"early_stopping": 1}, "early_stopping is 1"),
+    ({"early_stopping": None}, "early_stopping is None"), ({"pad_id": 11}, "pad_id holds 11"),
+    ({"num_return": 5}, "num_beams=4, num_return=5"),
     ({"length_penalty": float("inf")}, "length_penalty is inf"), ({"early_stopping": "always"}, "is 'always'"),
     ({"max_new_tokens": 0}, "max_new_tokens is 0"), ({"eos_id": 11}, "eos_id holds 11"),
     ({"suppress": range(10), "num_return": 2, "max_new_tokens": 1}, "there are only 1 hypotheses"),

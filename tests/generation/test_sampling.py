@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numtrans.errors import ConfigError, NonFiniteError
+from numtrans.errors import ConfigError, NonFiniteError, ShapeError
 from numtrans.generation import draw, penalize, probabilities
 from numtrans.generation.sampling import seen_tokens
 
@@ -72,6 +72,12 @@ def test_gen_04_temperature():
 def test_values_without_meaning(name, value):
     with pytest.raises(ConfigError, match=f"probabilities: {name} is {value}, expected"):
         kept(**{name: value})
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 2, 3), (2, 0)])
+def test_logits_of_another_shape(shape):
+    with pytest.raises(ShapeError, match=r"expected \(B, V\) with at least one token"):
+        probabilities(np.zeros(shape))
 
 
 def test_a_row_that_no_token_can_be_drawn_from():

@@ -291,10 +291,55 @@ def test_sampling_of_a_translation():
     ({"top_k": 0}, "top_k is 0"), ({"top_p": 0.0}, "top_p is 0.0"), ({"top_p": 1.5}, "top_p is 1.5"),
     ({"min_p": 2}, "min_p is 2"), ({"repetition_penalty": 0}, "repetition_penalty is 0"),
     ({"eos_id": V}, f"eos_id holds {V}, expected ids from 0 to {V - 1}"), ({"suppress": [-1]}, "suppress holds -1"),
+    ({"temperature": "1"}, "temperature is '1', expected a number"), ({"temperature": None}, "temperature is None"),
+    ({"top_p": [0.5]}, r"top_p is \[0.5\]"), ({"min_p": "a"}, "min_p is 'a'"), ({"top_k": True}, "top_k is True"),
+    ({"eos_id": 2.0}, "eos_id holds 2.0"), ({"suppress": 1.5}, "suppress holds 1.5"),
+    ({"pad_id": V}, f"pad_id holds {V}"),
+    ({"pad_id": -100}, "pad_id holds -100"), ({"rng": -1}, "rng is -1"), ({"rng": "a"}, "rng is 'a'"),
+    ({"stop": 5}, r"stop is \[5\], expected strings"), ({"stop": "a", "decode": 5}, "stop strings need decode"),
+    ({"stop": "a", "decode": bytes}, "decode returned bytes, expected a string"),
+    ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5, expected an integer"),
+    ({"max_new_tokens": -1}, "max_new_tokens is -1"),
 ])  # fmt: skip
 def test_options_out_of_range(options, message):
     with pytest.raises(ConfigError, match=f"generate: {message}"):
-        generate(gpt(), np.array([[1]]), 1, **options)
+        generate(gpt(), np.array([[1]]), **{"max_new_tokens": 1} | options)
+
+
+@pytest.mark.parametrize("context", [2.5, "3", True])
+def test_a_context_that_is_no_number(context):
+    with pytest.raises(ConfigError, match=r"GPT: context is .*, expected an integer of at least 1"):
+        generate(gpt(), [[1]], 1, context=context)
+
+
+@pytest.mark.parametrize("ids", [[[1, 2], 3], [[1, 2], [[3]]], [[1, [2]], [3]]])
+@pytest.mark.parametrize("write", [generate, beam_search])
+def test_lists_that_are_no_prompts(write, ids):
+    with pytest.raises(ShapeError, match="cannot be read as an array"):
+        write(gpt(), ids, 1)
+
+
+def test_masks_and_sources_that_are_no_arrays():
+    with pytest.raises(ShapeError, match="generate: mask cannot be read as an array"):
+        generate(gpt(), [[1, 2], [3, 4]], 1, mask=[[1], [1, 1]])
+    with pytest.raises(DtypeError, match="generate: mask has dtype"):
+        generate(gpt(), [[1, 2], [3, 4]], 1, mask=[["a", "b"], ["", ""]])
+    with pytest.raises(ShapeError, match="translate: src cannot be read as an array"):
+        translate(transformer(), [[1], [2, 3]], 2)
+    with pytest.raises(ShapeError, match=r"translate: src has shape \(\)"):
+        translate(transformer(), None, 2)
+    with pytest.raises(ConfigError, match="translate: bos_id holds 'a'"):
+        translate(transformer(), [[1]], 2, bos_id="a")
+    with pytest.raises(ConfigError, match="NoneType cannot write"):
+        generate(None, [[1]], 1)
+
+
+def test_no_rows():
+    """No prompts are continued to none."""
+    assert generate(gpt(), np.zeros((0, 3), int), 2).shape[0] == 0
+    ids, scores = beam_search(gpt(), np.zeros((0, 3), int), 2, num_return=3)
+    assert ids.shape[:2] == (0, 3)
+    assert scores.shape == (0, 3)
 
 
 def test_prompts_that_cannot_be_read():
