@@ -101,8 +101,8 @@ def read_header(path):
             header = file.read(min(length, _MAX_HEADER))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such file") from error
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # ValueError for a name that holds a zero byte
+        raise CheckpointError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if size == 0:
         raise CheckpointError(f"{path}: the file is empty")
     if size >= 8 and (length > _MAX_HEADER or header[:1] not in (b"", b"{")):
@@ -113,7 +113,7 @@ def read_header(path):
         entries = json.loads(header)
         metadata = entries.pop("__metadata__", {})
         end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a safetensors file: its header is not as it should be") from error
     if size < end:
         raise CheckpointError(f"{path}: the file is truncated: it has {size} bytes, expected {end}")

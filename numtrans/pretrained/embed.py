@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from numtrans.backend import backend_name, get_xp, to_device, to_numpy
+from numtrans.data.vocabulary import check_integer
 from numtrans.errors import CheckpointError, DataError
 from numtrans.module import no_grad
 from numtrans.pretrained.huggingface import from_pretrained, read_json
@@ -62,9 +63,13 @@ class SentenceEncoder:
 
     def encode(self, texts, batch_size=32):
         """Vectors (B, D) of a list of texts, NumPy."""
-        texts = [texts] if isinstance(texts, str) else list(texts)
+        texts = [texts] if isinstance(texts, str) or not np.iterable(texts) else list(texts)
         if not texts:
             raise DataError("SentenceEncoder: expected at least one text, got none")
+        wrong = [text for text in texts if not isinstance(text, str)]
+        if wrong:
+            raise DataError(f"SentenceEncoder: got {wrong[0]!r}, expected texts, each a string")
+        check_integer("SentenceEncoder", "batch_size", batch_size, 1)
         order = np.argsort([-len(text) for text in texts], kind="stable")  # like lengths together: little padding
         vectors = np.empty((len(texts), self.model.config.d_model), self.model.embedding.token.E.data.dtype)
         for start in range(0, len(order), batch_size):
@@ -115,6 +120,6 @@ def read_list(path):
         steps = json.loads(path.read_text(encoding="utf-8"))
         if all(isinstance(step["type"], str) and isinstance(step["path"], str) for step in steps):
             return steps
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
     raise CheckpointError(f"{path}: expected a list of steps, each with a type and a path")

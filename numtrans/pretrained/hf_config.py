@@ -7,6 +7,8 @@ is refused by its name, since a model that is computed wrongly says nothing.
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import numpy as np
+
 from numtrans.errors import CheckpointError, ConfigError
 from numtrans.models.configs import BERTConfig, GPTConfig, LlamaConfig, T5Config, ViTConfig
 
@@ -147,7 +149,7 @@ def read_config(kind, theirs, path, ignore=(), **options):
     for name, value in theirs.items():
         if name in table.used:
             known = table.values.get(name)
-            if known is not None and value not in known:
+            if known is not None and (not isinstance(value, str) or value not in known):
                 problems.append(f"{name}={value!r}, expected one of {', '.join(known)}")
             else:
                 ours[table.used[name]] = value if known is None else known[value]
@@ -179,7 +181,8 @@ def adjust(kind, theirs):
         if theirs.get("scale_decoder_outputs") is not None:  # how version 5 of the library marks a tied head
             theirs["tie_word_embeddings"] = theirs["scale_decoder_outputs"]
     if kind == "vit":
-        theirs.setdefault("num_labels", len(theirs.get("id2label") or (0, 1)))
+        labels = theirs.get("id2label") or (0, 1)
+        theirs.setdefault("num_labels", len(labels) if np.iterable(labels) else labels)
     return theirs
 
 
@@ -187,7 +190,7 @@ def flat_rope(parameters):
     """``rope_theta`` out of a dict, and ``rope_scaling`` if there is more in it than the plain kind."""
     rest = dict(parameters)
     found = {"rope_theta": rest.pop("rope_theta")} if "rope_theta" in rest else {}
-    plain = set(rest) <= {"rope_type", "type"} and set(rest.values()) <= {"default"}
+    plain = set(rest) <= {"rope_type", "type"} and all(value == "default" for value in rest.values())
     return found | ({} if plain else {"rope_scaling": parameters})
 
 

@@ -1,6 +1,7 @@
 """Models of Hugging Face folders, in and out."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -54,8 +55,11 @@ def from_pretrained(path, dtype=np.float32, head=None, ignore=()):
     from numtrans.pretrained.gguf_file import read_gguf
     from numtrans.pretrained.packages import PACKAGES, locate
 
-    if np.dtype(dtype) not in (np.float32, np.float64):
-        raise DtypeError(f"from_pretrained: dtype is {np.dtype(dtype)}, expected float32 or float64")
+    check_dtype(dtype)
+    if not isinstance(path, (str, os.PathLike)):
+        raise ConfigError(f"from_pretrained: path is {path!r}, expected a path or the name of a package")
+    if isinstance(ignore, str) or not np.iterable(ignore):
+        raise ConfigError(f"from_pretrained: ignore is {ignore!r}, expected names of fields in a list")
     if path in PACKAGES and not Path(path).exists():
         path = locate(path)
     path = Path(path)
@@ -100,6 +104,8 @@ def save_pretrained(model, folder):
         raise ConfigError(f"save_pretrained: {type(model).__name__} is not one of "
                           f"{', '.join(m.__name__ for m in MODELS.values())}")  # fmt: skip
     (kind,) = kinds
+    if not isinstance(folder, (str, os.PathLike)):
+        raise ConfigError(f"save_pretrained: folder is {folder!r}, expected a path")
     config, folder = write_config(kind, model.config), Path(folder)
     masked = kind == "bert" and model.config.head == "mlm"
     arrays = write(NAMES[kind].rows(model.config), model.state_dict())
@@ -144,7 +150,9 @@ class NoDraws(np.random.Generator):
 
 def kind_of(theirs, path):
     """The kind of model that a ``config.json`` describes: a key of ``MODELS``."""
-    kind, architectures = theirs.get("model_type"), theirs.get("architectures") or []
+    kind, architectures = theirs.get("model_type"), architectures_of(theirs, path)
+    if not isinstance(kind, str | None):
+        raise CheckpointError(f"{path / 'config.json'}: model_type is {kind!r}, expected a string")
     if kind is None:
         kind = next((k for k, names in ARCHITECTURES.items() if set(architectures) & set(names)), None)
     if kind not in MODELS:
@@ -153,6 +161,24 @@ def kind_of(theirs, path):
             f"known are {', '.join(MODELS)}"
         )
     return kind
+
+
+def architectures_of(theirs, path):
+    """The ``architectures`` of a ``config.json``, a list of strings."""
+    names = theirs.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"{path / 'config.json'}: architectures is {names!r}, expected a list of strings")
+    return names
+
+
+def check_dtype(dtype):
+    """Raise `DtypeError` unless `dtype` is float32 or float64."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found not in (np.float32, np.float64):
+        raise DtypeError(f"from_pretrained: dtype is {dtype if found is None else found}, expected float32 or float64")
 
 
 def check_head(kind, head):
@@ -165,7 +191,7 @@ def check_head(kind, head):
 def choose_head(head, theirs, tensors, path):
     """The head of a BERT, and `tensors` without what other heads need."""
     if head is None:
-        unknown = [name for name in theirs.get("architectures") or [] if name not in ARCHITECTURES["bert"]]
+        unknown = [name for name in architectures_of(theirs, path) if name not in ARCHITECTURES["bert"]]
         if unknown:
             raise CheckpointError(
                 f"{path}: {', '.join(unknown)} has a head that numtrans has not; for the body alone say head='none' or "
@@ -204,7 +230,7 @@ def read_json(path):
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such file; expected a Hugging Face folder or a .gguf file") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: expected a JSON object, got {type(value).__name__}")

@@ -111,9 +111,19 @@ def fill(module, rows, arrays, *, stream=False):
 
 
 def read(rows, arrays, shapes):
-    """Yield (our name, our array) for all `rows`, one after another; views where the form allows it."""
+    """Yield (our name, our array) for all `rows`, one after another; views where the form allows it.
+
+    Raises
+    ------
+    StateDictError
+        If an array holds no floating-point numbers: integers are quantized weights, which need their scales, and of
+        complex numbers half would be lost.
+    """
     for row in rows:
-        ours = row.form.read(as_array(arrays[row.theirs]))
+        array = as_array(arrays[row.theirs])
+        if array.dtype.kind != "f":
+            raise StateDictError(f"{row.theirs} has dtype {array.dtype}, expected floating-point numbers")
+        ours = row.form.read(array)
         ends = np.cumsum([shapes[name][-1] for name in row.ours])[:-1]
         yield from zip(row.ours, np.split(ours, ends, axis=-1))
 
@@ -164,8 +174,11 @@ def check_complete(owner, rows, module):
 def as_array(value):
     """A NumPy array of `value`: an array, a torch tensor (also bfloat16, also one with a gradient), or a `Tensor`."""
     if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
+        try:
+            value = value.detach().cpu()
+            value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+        except (NotImplementedError, TypeError, RuntimeError) as error:  # without data, sparse, quantized
+            raise StateDictError(f"a torch tensor cannot be read: {error}") from error
     return np.asarray(value)
 
 

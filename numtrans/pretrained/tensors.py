@@ -69,7 +69,7 @@ def read_tensors(folder):
     try:
         places = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
         files = {name: folder / Path(file).name for name, file in places.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{folder / INDEX}: not an index of shards: expected JSON with weight_map") from error
     shards = {file: read_file(file) for file in sorted(set(files.values()))}
     absent = [f"{name} in {file.name}" for name, file in files.items() if name not in shards[file]]
@@ -86,6 +86,8 @@ def read_file(path):
         try:
             dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
             size = math.prod(shape) * np.dtype(DTYPES.get(dtype, "u1")).itemsize
+            if not all(isinstance(number, int) for number in (*shape, begin, end)):
+                raise TypeError(f"{name} has a size or a place that is no whole number")
             fits = dtype not in DTYPES or (begin >= 0 and end - begin == size and min(shape, default=0) >= 0)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{path}: not a safetensors file: {name} has no dtype, shape and place") from error

@@ -3,6 +3,8 @@
 Left our attribute, right PyTorch's name; the forms are those of `numtrans.pretrained.names`.
 """
 
+from collections.abc import Mapping
+
 from numtrans.blocks import Decoder, DecoderLayer, Encoder, EncoderLayer
 from numtrans.errors import ConfigError, StateDictError
 from numtrans.layers.embedding import Embedding
@@ -54,6 +56,13 @@ def load_torch_state_dict(module, arrays, prefix=""):
     ``nn.Transformer`` ends both stacks with a norm also when its layers are post-norm, ours only when they are
     pre-norm. Give ours one first: ``model.encoder.norm = LayerNorm(d_model)``, and so for the decoder.
     """
+    if not isinstance(prefix, str):
+        raise StateDictError(f"load_torch_state_dict: prefix is {prefix!r}, expected a string")
+    if not isinstance(arrays, Mapping) or not all(isinstance(name, str) for name in arrays):
+        raise StateDictError(f"load_torch_state_dict: got {type(arrays).__name__}, expected a mapping: name -> array")
+    plain = [name for name, array in arrays.items() if not hasattr(array, "shape")]
+    if plain:
+        raise StateDictError(f"load_torch_state_dict: {', '.join(plain)} is no array, expected PyTorch's or NumPy's")
     arrays = {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}
     arrays = {name: array for name, array in arrays.items() if not name.endswith("num_batches_tracked")}
     rows = torch_rows(module, separate="q_proj_weight" in arrays)

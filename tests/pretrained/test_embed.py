@@ -84,3 +84,14 @@ def test_what_is_refused(folder):
     (folder / "modules.json").unlink()
     with pytest.raises(DataError, match="at least one text"):
         SentenceEncoder.from_pretrained(folder).encode([])
+
+
+def test_texts_and_batch_sizes_that_are_none(folder):
+    """A batch size below 0 would leave the vectors as the memory was."""
+    encoder = SentenceEncoder.from_pretrained(folder)
+    for size in (0, -1, 2.5, True):
+        with pytest.raises(DataError, match="batch_size must be a whole number of at least 1"):
+            encoder.encode(TEXTS, batch_size=size)
+    for texts in (None, 5, ["a", None], [b"a"]):
+        with pytest.raises(DataError, match=r"SentenceEncoder: got .*, expected texts, each a string"):
+            encoder.encode(texts)

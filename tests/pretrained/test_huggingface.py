@@ -292,3 +292,50 @@ def test_what_other_libraries_have_not(tmp_path):
     with pytest.raises(ConfigError, match="Linear is not one of BERT, GPT"):
         save_pretrained(Linear(2, 2), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"model_type": [1]}, r"model_type is \[1\], expected a string"), ({"architectures": 5}, "architectures is 5"),
+    ({"architectures": [1]}, r"architectures is \[1\], expected a list of strings"),
+    ({"activation_function": ["gelu"]}, r"activation_function=\['gelu'\], expected one of gelu"),
+    ({"activation_function": {"a": 1}}, "activation_function=.*, expected one of gelu"),
+])  # fmt: skip
+def test_values_of_another_kind(fields, message, gpt2):
+    edit(gpt2, **fields)
+    with pytest.raises(CheckpointError, match=message):
+        from_pretrained(gpt2)
+
+
+def test_rope_and_labels_of_another_kind(tmp_path):
+    for model, fields in (
+        (Llama(LlamaConfig(7, 6, 8, 2, 1, 8)), {"rope_parameters": {"rope_type": ["a"]}}),
+        (ViT(ViTConfig(4, 2, 3, 3, 8, 2, 1, 8)), {"id2label": 2.5}),
+    ):
+        save_pretrained(model, tmp_path)
+        edit(tmp_path, **fields)
+        with pytest.raises(CheckpointError, match=r"rope_scaling|num_classes is 2.5"):
+            from_pretrained(tmp_path)
+
+
+def test_arguments_of_another_kind(gpt2):
+    for path in (None, 5, [], b"x"):
+        with pytest.raises(ConfigError, match=r"path is .*, expected a path or the name"):
+            from_pretrained(path)
+    for dtype in ("banana", 5):
+        with pytest.raises(DtypeError, match=f"dtype is {dtype}, expected float32 or float64"):
+            from_pretrained(gpt2, dtype)
+    for ignore in (None, 5, "n_ctx"):
+        with pytest.raises(ConfigError, match="expected names of fields in a list"):
+            from_pretrained(gpt2, ignore=ignore)
+    with pytest.raises(ConfigError, match="folder is None, expected a path"):
+        save_pretrained(from_pretrained(gpt2), None)
+
+
+def test_json_that_is_too_deep_and_weights_that_are_no_real_numbers(gpt2):
+    arrays = arrays_of(gpt2)
+    rewrite(gpt2, {**arrays, "transformer.ln_f.bias": np.ones(8, np.int32)})
+    with pytest.raises(CheckpointError, match=r"ln_f.bias has dtype int32, expected floating-point numbers"):
+        from_pretrained(gpt2)
+    (gpt2 / "config.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        from_pretrained(gpt2)

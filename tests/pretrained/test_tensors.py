@@ -114,7 +114,7 @@ def test_an_index_that_is_wrong(folder):
     index.write_text(json.dumps({"weight_map": places}))
     with pytest.raises(CheckpointError, match=r"not there: transformer.wte.weight in model-00002-of-00003"):
         from_pretrained(path)
-    for text in ("{", "[]", "{}", '{"weight_map": {"a": 3}}'):
+    for text in ("{", "[]", "{}", '{"weight_map": {"a": 3}}', "[" * 100_000):
         index.write_text(text)
         with pytest.raises(CheckpointError, match="not an index of shards"):
             from_pretrained(path)
@@ -126,6 +126,7 @@ def test_an_index_that_is_wrong(folder):
 
 @pytest.mark.parametrize("entry", [
     ("F32", (3,), b"\0" * 8), ("F32", (-2, -1), b"\0" * 8), ("F32", ("a",), b"\0" * 8), ("BF16", (2,), b"\0" * 8),
+    ("F32", (2.0,), b"\0" * 8),
 ])  # fmt: skip
 def test_headers_that_lie(tmp_path, entry):
     write_file(tmp_path / "a.safetensors", {"x": entry})

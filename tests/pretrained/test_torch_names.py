@@ -186,3 +186,26 @@ def test_torch_values_of_many_kinds():
 def test_what_pytorch_has_not(module, message):
     with pytest.raises(ConfigError, match=message):
         to_torch_state_dict(module)
+
+
+def test_values_that_are_no_weights():
+    """Complex and whole numbers, and tensors without data, are not taken as weights; nothing is changed."""
+    from numtrans.layers import Linear
+
+    torch = pytest.importorskip("torch")
+    ours, bias = Linear(3, 2), np.ones(2)
+    before = ours.state_dict()
+    for weight, message in (
+        (np.ones((2, 3), complex), "weight has dtype complex128"), (np.ones((2, 3), np.int8), "weight has dtype int8"),
+        (np.full((2, 3), None), "weight has dtype object"), ([[1.0] * 3] * 2, "weight is no array"),
+        (torch.empty(2, 3, device="meta"), "cannot be read"), (torch.ones(2, 3).to_sparse(), "cannot be read"),
+    ):  # fmt: skip
+        with pytest.raises(StateDictError, match=message):
+            load_torch_state_dict(ours, {"weight": weight, "bias": bias})
+    for arrays in (None, [bias], {5: bias}):
+        with pytest.raises(StateDictError, match="expected a mapping: name -> array"):
+            load_torch_state_dict(ours, arrays)
+    with pytest.raises(StateDictError, match="prefix is 5, expected a string"):
+        load_torch_state_dict(ours, {"bias": bias}, prefix=5)
+    for name, array in ours.state_dict().items():
+        np.testing.assert_array_equal(array, before[name])
