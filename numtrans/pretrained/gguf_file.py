@@ -108,10 +108,29 @@ def read_config(metadata, tensors, path):
     missing = [f"llama.{FIELDS[name]}" for name in NEEDED if name not in found]
     if missing or "token_embd.weight" not in tensors:
         raise CheckpointError(f"{path}: lacks {', '.join(missing or ['token_embd.weight'])}")
+    check_sizes(tensors, found, path)
     refuse_others(metadata, tensors, found, path)
     return LlamaConfig(
         vocab_size=tensors["token_embd.weight"].shape[0], tie_output="output.weight" not in tensors, **found
     )
+
+
+def check_sizes(tensors, found, path):
+    """Raise `CheckpointError` for sizes that are none, or not those of the arrays: they may fill the memory."""
+    for name in ("max_len", "d_model", "num_layers", "d_ff", "num_heads", "num_kv_heads", "d_kv"):
+        if name in found and (not isinstance(found[name], int) or isinstance(found[name], bool) or found[name] < 1):
+            raise CheckpointError(f"{path}: {FIELDS[name]} is {found[name]!r}, expected an integer of at least 1")
+    blocks = len({name.split(".")[1] for name in tensors if name.startswith("blk.")})
+    shape, width = tensors["token_embd.weight"].shape, found["d_model"]
+    if found["num_layers"] != blocks or len(shape) != 2 or shape[1] != width:
+        raise CheckpointError(
+            f"{path}: the file says {found['num_layers']} layers of width {width}, but holds {blocks}, and "
+            f"token_embd.weight of shape {shape}"
+        )
+    largest = max(max(tensor.shape) for tensor in tensors.values())
+    wide = max(found["d_ff"], found["num_heads"] * found.get("d_kv", 1), found.get("num_kv_heads", 1))
+    if wide > largest:
+        raise CheckpointError(f"{path}: the file says a layer is {wide} wide, but no array is wider than {largest}")
 
 
 def refuse_others(metadata, tensors, found, path):
@@ -123,7 +142,8 @@ def refuse_others(metadata, tensors, found, path):
         "attention.causal": (True,), "use_parallel_residual": (False,),
     }  # fmt: skip
     wrong = [f"{name}={metadata[f'llama.{name}']}, expected {values[0]}" for name, values in allowed.items()
-             if metadata.get(f"llama.{name}", values[0]) not in values]  # fmt: skip
+             if np.ndim(metadata.get(f"llama.{name}", 0))
+             or metadata.get(f"llama.{name}", values[0]) not in values]  # fmt: skip
     if "rope_freqs.weight" in tensors:
         wrong.append("rope_freqs.weight, frequencies of its own for RoPE")
     known = {f"llama.{name}" for name in (*FIELDS.values(), *allowed, "vocab_size", "rope.scaling.factor")}

@@ -96,7 +96,7 @@ def read_header(path):
         raise CheckpointError(f"{path}: no such file") from error
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, ZeroDivisionError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, ArithmeticError, struct.error) as error:
         raise CheckpointError(f"{path}: the GGUF file is broken or cut short ({error})") from error
 
 

@@ -125,6 +125,10 @@ def test_the_order_of_rope_pairs_matters(tmp_path, monkeypatch):
     (dict(leave_out=["head_count"]), "lacks llama.attention.head_count"),
     (dict(leave_out=["token_embd.weight"]), "lacks token_embd.weight"),
     (dict(leave_out=["blk.1.attn_k.weight"]), "missing: blk.1.attn_k.weight"),
+    (dict(leave_out=["head_count"], values={"llama.attention.head_count": 0}), "attention.head_count is 0"),
+    (dict(leave_out=["block_count"], values={"llama.block_count": 10**9}), "says 1000000000 layers of width"),
+    (dict(leave_out=["embedding_length"], values={"llama.embedding_length": 10**6}), "layers of width 1000000"),
+    (dict(leave_out=["feed_forward_length"], values={"llama.feed_forward_length": 10**9}), "is 1000000000 wide"),
     (dict(extra={"blk.0.attn_q.bias": np.ones(D, np.float32)}), "unexpected: blk.0.attn_q.bias"),
 ])  # fmt: skip
 def test_files_that_are_refused(options, message, tmp_path):
