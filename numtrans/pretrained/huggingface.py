@@ -1,6 +1,7 @@
 """Models of Hugging Face folders, in and out."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from numtrans.checkpoint import check_folder, write_arrays, write_json
 from numtrans.errors import CheckpointError, ConfigError, DtypeError, StateDictError
-from numtrans.models import BERT, GPT, T5, Llama, ViT
+from numtrans.models import BERT, GPT, T5, Llama, ViT, count_parameters
 from numtrans.pretrained.hf_config import read_config, write_config
 from numtrans.pretrained.hf_names import NAMES, plain_names
 from numtrans.pretrained.names import fill, write
@@ -76,6 +77,7 @@ def from_pretrained(path, dtype=np.float32, head=None, ignore=()):
     if kind == "bert":
         options["head"], tensors = choose_head(head, theirs, tensors, path)
     config = read_config(kind, theirs, path / "config.json", ignore, **options)
+    check_count(config, tensors, path)
     rows = NAMES[kind].rows(config)
     tensors = merge_copies(kind, rows, tensors, path)
     if kind == "t5" and not config.tie_output and theirs.get("tie_word_embeddings") and "shared.weight" in tensors:
@@ -117,6 +119,15 @@ def save_pretrained(model, folder):
     dtype = str(next(iter(arrays.values())).dtype)
     about = {"architectures": [ARCHITECTURES[kind][1 if masked else 0]], "model_type": kind, "torch_dtype": dtype}
     write_json(folder / "config.json", about | config)
+
+
+def check_count(config, tensors, path):
+    """Raise if the config asks for a model far larger than the file: making it to name what is missing fills memory."""
+    asked, held = count_parameters(config), sum(math.prod(tensor.shape) for tensor in tensors.values())
+    if asked > 8 * held + 1_000_000:
+        raise CheckpointError(
+            f"{path}: config.json describes a model of {asked:,} parameters, but the weights hold {held:,}"
+        )
 
 
 def make_model(model_class, config, rows, arrays, dtype, path):

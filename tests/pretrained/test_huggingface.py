@@ -339,3 +339,11 @@ def test_json_that_is_too_deep_and_weights_that_are_no_real_numbers(gpt2):
     (gpt2 / "config.json").write_text("[" * 100_000)
     with pytest.raises(CheckpointError, match="cannot be read"):
         from_pretrained(gpt2)
+
+
+@pytest.mark.parametrize("field", ["n_layer", "n_positions", "vocab_size"])
+def test_a_config_far_larger_than_the_weights(field, gpt2):
+    path = gpt2 / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {field: 10**10}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"parameters, but the weights hold"):
+        from_pretrained(gpt2)
