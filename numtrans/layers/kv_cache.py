@@ -3,12 +3,11 @@
 Shapes: ``B`` batch, ``G`` key-value heads, ``T`` new tokens, ``n`` tokens so far, ``d`` features of a head.
 """
 
-from numbers import Integral
-
 import numpy as np
 
 from numtrans.backend import get_xp
 from numtrans.errors import BackwardError, ConfigError, ShapeError
+from numtrans.layers.positional import check_size
 from numtrans.module import grad_enabled
 
 
@@ -41,8 +40,7 @@ class KVCache:
     """
 
     def __init__(self, capacity=64, *, fixed=False):
-        if not isinstance(capacity, Integral) or capacity < 1:
-            raise ConfigError(f"KVCache: capacity is {capacity!r}, expected an integer of at least 1")
+        check_size(self, "capacity", capacity)
         self.capacity, self.fixed = capacity, fixed
         self.keys = self.values = None
         self.length = 0

@@ -111,8 +111,8 @@ class T5(Module):
         ----------
         src, tgt : integer arrays (B, Ts), (B, Tt)
             Token ids. `tgt` is the target shifted right: T5 starts it with the padding token.
-        src_mask : boolean array (B, Ts) or one that broadcasts to (B, H, Tt, Ts), optional
-            True = real token. By default the source tokens that are not ``pad_id``.
+        src_mask : boolean array (B, Ts) or one that broadcasts to (B, H, 1, Ts), optional
+            True = real token, for the encoder and the decoder. By default the source tokens that are not ``pad_id``.
         tgt_mask : boolean array that broadcasts to (B, H, Tt, Tt), optional
             Hides target tokens besides the later ones, which are always hidden.
         """

@@ -77,7 +77,7 @@ def from_pretrained(path, dtype=np.float32, head=None, ignore=()):
     if kind == "bert":
         options["head"], tensors = choose_head(head, theirs, tensors, path)
     config = read_config(kind, theirs, path / "config.json", ignore, **options)
-    check_count(config, tensors, path)
+    check_parameters(config, tensors, path)
     rows = NAMES[kind].rows(config)
     tensors = merge_copies(kind, rows, tensors, path)
     if kind == "t5" and not config.tie_output and theirs.get("tie_word_embeddings") and "shared.weight" in tensors:
@@ -121,7 +121,7 @@ def save_pretrained(model, folder):
     write_json(folder / "config.json", about | config)
 
 
-def check_count(config, tensors, path):
+def check_parameters(config, tensors, path):
     """Raise if the config asks for a model far larger than the file: making it to name what is missing fills memory."""
     asked, held = count_parameters(config), sum(math.prod(tensor.shape) for tensor in tensors.values())
     if asked > 8 * held + 1_000_000:
