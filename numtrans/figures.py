@@ -1,4 +1,4 @@
-"""The style of every picture: sizes, colors that the colour-blind can tell apart, and how a figure shows itself."""
+"""The style of every picture: sizes, colors that the color-blind can tell apart, and how a figure shows itself."""
 
 import io
 import textwrap

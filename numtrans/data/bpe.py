@@ -2,7 +2,7 @@
 
 1. A text is cut into words, a space staying with the word after it.
 2. Each word is a row of bytes; so nothing is ever unknown, and decoding gives back exactly what was encoded.
-3. Training merges, over and over, the two neighbours that are most frequent in the text into one new token.
+3. Training merges, over and over, the two neighbors that are most frequent in the text into one new token.
 4. Encoding does the same merges again, the earliest learned first.
 """
 import heapq
@@ -60,7 +60,7 @@ def split_words(text):
 
 
 def merge(ids, pair, new, ranks=None):
-    """Replace the neighbours `pair` by the id `new`, from left to right.
+    """Replace the neighbors `pair` by the id `new`, from left to right.
 
     With `ranks` (pair -> rank), stop where `new` makes a pair that was learned before `pair`: its turn is now.
     """
@@ -134,7 +134,7 @@ class BytePairEncoder:
 
     @classmethod
     def train(cls, texts, vocab_size=8000):
-        """Learn the merges from some texts: always the most frequent pair of neighbours within words.
+        """Learn the merges from some texts: always the most frequent pair of neighbors within words.
 
         Of pairs that are equally frequent, the one with the smallest left id comes first, then the smallest right id;
         so do Hugging Face's ``tokenizers``.

@@ -129,7 +129,7 @@ def _can_slip(kind, text, wrong_names):
 def misspellings(name, month):
     """The slips of the finger in the name of a month that leave no doubt which month is meant.
 
-    Two neighbouring letters swapped, or one letter left out, never the first one. A slip counts only if no name of
+    Two neighboring letters swapped, or one letter left out, never the first one. A slip counts only if no name of
     another month, in any language, is as near as two slips (swapped, missing, additional or wrong letters): "maro"
     for "marzo" is out, for it could be "maio" as well.
 
@@ -166,7 +166,7 @@ def _plain(name):
 
 
 def _slips_between(a, b):
-    """The fewest swaps of neighbours, insertions, deletions and replacements that turn a into b."""
+    """The fewest swaps of neighbors, insertions, deletions and replacements that turn a into b."""
     before, last = None, list(range(len(b) + 1))
     for i in range(1, len(a) + 1):
         row = [i]

@@ -245,8 +245,8 @@ def _missing_projection(case):
             return [f"the gradient should sum to zero over {text}, and does not: {end}"]
     x = case.known[case.row.name]
     if n.ndim and n.shape[-1] > 1:
-        centred = x - x.mean(axis=-1, keepdims=True)
-        for text, v in (("the input", x), ("the centred input", centred)):
+        centered = x - x.mean(axis=-1, keepdims=True)
+        for text, v in (("the input", x), ("the centered input", centered)):
             if _orthogonal(n, v, -1) and not _orthogonal(a, v, -1):
                 return [f"the gradient should be orthogonal to {text} over the last axis, and is not: is the path "
                         "through the norm or the variance missing?"]

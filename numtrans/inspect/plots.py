@@ -1,4 +1,4 @@
-"""Plots in one style: labelled axes, a title that says what is seen, colors that the colour-blind can tell apart."""
+"""Plots in one style: labelled axes, a title that says what is seen, colors that the color-blind can tell apart."""
 
 import math
 

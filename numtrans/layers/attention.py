@@ -30,7 +30,7 @@ class ScaledDotProductAttention(Module):
     If the components of q and k are independent with variance 1, :math:`q \cdot k` has variance :math:`d`: the scale
     keeps the scores at variance 1 and the softmax away from saturation, where its gradient vanishes.
 
-    With fewer key-value heads than heads, ``H / G`` neighbouring heads share one key and one value (grouped queries):
+    With fewer key-value heads than heads, ``H / G`` neighboring heads share one key and one value (grouped queries):
     their queries are laid one below the other, so that one product serves the group and its backward is the sum.
 
     Parameters

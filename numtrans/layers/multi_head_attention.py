@@ -21,7 +21,7 @@ class MultiHeadAttention(Module):
         y = \mathrm{Concat}(\mathrm{head}_1, \ldots, \mathrm{head}_H)\, W^O
 
     The heads are blocks of columns of four `Linear` layers: splitting and merging moves an axis and computes nothing.
-    With fewer key-value heads than heads, ``H / G`` neighbouring heads share one key and one value (grouped-query
+    With fewer key-value heads than heads, ``H / G`` neighboring heads share one key and one value (grouped-query
     attention; multi-query for ``G = 1``), whose gradient is the sum over the heads that use it; see
     `ScaledDotProductAttention`.
 

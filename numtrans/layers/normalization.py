@@ -56,7 +56,7 @@ class LayerNorm(Module):
         """`x` (..., D) -> y (..., D)."""
         self.check_last_axis(x, self.d_model, like=self.gamma.data)
         xp = get_xp(x)
-        # 1. centre
+        # 1. center
         xhat = x - mean_last(x)                                             # (..., D)
         # 2. divide by the standard deviation
         sigma = xp.sqrt(dot_last(xhat, xhat) / self.d_model + self.eps)     # (..., 1)
@@ -191,7 +191,7 @@ class BatchNorm(Module):
         if mask is not None:  # not by a product: a token that is left out may hold NaN
             x2 = xp.where(weight > 0, x2, 0)
         if self.training:
-            # 1. centre and 2. divide by the standard deviation, over the tokens that count
+            # 1. center and 2. divide by the standard deviation, over the tokens that count
             mu = sum_rows(x2 * weight) / n                                  # (D,)
             xhat = (x2 - mu) * weight
             var = sum_rows(xhat * xhat) / n                                 # (D,)

@@ -48,7 +48,7 @@ class RotaryPositionalEncoding(Module):
         The slowest pair turns by nearly 1/base a token.
     interleaved : bool, default False
         Which features make pair i. False: (i, i + r/2), the two halves, as in GPT-NeoX and Llama's Hugging Face
-        weights. True: (2i, 2i + 1), neighbours, as in RoFormer, GPT-J and Meta's Llama weights. The two differ by an
+        weights. True: (2i, 2i + 1), neighbors, as in RoFormer, GPT-J and Meta's Llama weights. The two differ by an
         order of the columns of the query and key projections: weights trained with one are wrong with the other.
     rotary_dim : int, optional
         Number ``r`` of features that are rotated, the first ones; the rest passes unchanged. Even; all by default.

@@ -23,7 +23,7 @@ class Llama(Module):
     of its own or, in the small ones, the embedding's table. With `sliding_window` it has the layers of Mistral 7B.
 
     RoPE pairs feature ``i`` with ``i + d/2`` of a head, as the weights on Hugging Face do. Meta's own files pair
-    neighbours: their query and key columns are in another order.
+    neighbors: their query and key columns are in another order.
 
     Parameters
     ----------

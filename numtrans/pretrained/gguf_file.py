@@ -1,7 +1,7 @@
 """Llamas in GGUF files, the format of llama.cpp, whose matrices may be quantized.
 
 The ``gguf`` package turns quantized blocks into float32. It can read the file too, but takes longer for its vocabulary
-than for all the rest, so `read_header` finds the arrays. llama.cpp pairs neighbours of a head in RoPE, so in these
+than for all the rest, so `read_header` finds the arrays. llama.cpp pairs neighbors of a head in RoPE, so in these
 files the rows of the query and key maps are in another order; see ``pairs`` in `numtrans.pretrained.names`.
 """
 

@@ -57,7 +57,7 @@ def kernel(channels, size):
 
 
 def pairs(num_heads):
-    """The form of a query or key map whose RoPE turns neighbours (2i, 2i + 1) of a head, for ours, which turns halves.
+    """The form of a query or key map whose RoPE turns neighbors (2i, 2i + 1) of a head, for ours, which turns halves.
 
     Feature i of the first half is their feature 2i, and of the second half their 2i + 1.
     """

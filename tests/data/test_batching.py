@@ -104,7 +104,7 @@ def test_epochs_and_seeds_differ(bucket):
     a, b = (Seq2SeqBatches(make_pairs(200), 8, seed=s, bucket=bucket) for s in (0, 1))
     assert a.order(0) != a.order(1)
     assert a.order(0) != b.order(0)
-    assert sorted(map(sorted, a.order(0))) != sorted(map(sorted, a.order(1)))   # other neighbours, too
+    assert sorted(map(sorted, a.order(0))) != sorted(map(sorted, a.order(1)))   # other neighbors, too
     plain = Seq2SeqBatches(make_pairs(200), 8, shuffle=False, bucket=False)
     assert plain.order(0) == plain.order(1)
     assert [i for batch in plain.order(0) for i in batch] == list(range(200))

@@ -39,7 +39,7 @@ ROMAN_OF = {"i": 1, "ii": 2, "iii": 3, "iv": 4, "v": 5, "vi": 6, "vii": 7, "viii
 
 
 def one_slip_from(a):
-    """All strings that become ``a`` when one of their letters is left out or two neighbours are swapped."""
+    """All strings that become ``a`` when one of their letters is left out or two neighbors are swapped."""
     letters = "abcdefghijklmnopqrstuvwxyz"
     added = {a[:i] + c + a[i:] for i in range(len(a) + 1) for c in letters}
     return added | {a[:i] + a[i + 1] + a[i] + a[i + 2:] for i in range(len(a) - 1)}

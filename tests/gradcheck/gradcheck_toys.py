@@ -293,10 +293,10 @@ class LayerNorm(Module):
         self.gamma, self.beta = Parameter(np.ones(d, np.float32)), Parameter(np.zeros(d, np.float32))
 
     def forward(self, x):
-        centred = x - x.mean(axis=-1, keepdims=True)
-        sigma = np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + self.eps)
-        self.save(centred / sigma, sigma)
-        return self.gamma.data * (centred / sigma) + self.beta.data
+        centered = x - x.mean(axis=-1, keepdims=True)
+        sigma = np.sqrt((centered * centered).mean(axis=-1, keepdims=True) + self.eps)
+        self.save(centered / sigma, sigma)
+        return self.gamma.data * (centered / sigma) + self.beta.data
 
     def backward(self, dy):
         xhat, sigma = self.saved()

@@ -30,7 +30,7 @@ def test_share_and_mean(p):
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3, 64, 128, 512, 1000, 4096])
-def test_neighbours_are_independent(lag):
+def test_neighbors_are_independent(lag):
     keep = keep_mask(np, (N,), 0.5, 12345, 1)
     assert abs(agree(keep[lag:], keep[:-lag])) < 5
 

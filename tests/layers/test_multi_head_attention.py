@@ -126,7 +126,7 @@ def test_grouped_query_is_attention_with_repeated_heads(num_kv_heads):
         np.testing.assert_allclose(p.grad, expected, rtol=1e-11, atol=1e-12)
 
 
-def test_neighbouring_heads_share():
+def test_neighboring_heads_share():
     layer, x = generic(MultiHeadAttention(8, 4, 2)), normal(1, 3, 8)
     layer(x)
     before = layer.attention_weights.copy()

@@ -63,10 +63,10 @@ def test_scores_depend_on_the_distance_alone_and_norms_stay(interleaved):
 
 
 def test_the_pairings_differ_by_an_order_of_the_features():
-    halves, neighbours = RotaryPositionalEncoding(6), RotaryPositionalEncoding(6, interleaved=True)
+    halves, neighbors = RotaryPositionalEncoding(6), RotaryPositionalEncoding(6, interleaved=True)
     x = np.random.default_rng(2).normal(size=(1, 2, 5, 6))
-    order = [0, 3, 1, 4, 2, 5]  # halves laid out as neighbours
-    np.testing.assert_allclose(halves(x)[..., order], neighbours(x[..., order]), atol=1e-15)
+    order = [0, 3, 1, 4, 2, 5]  # halves laid out as neighbors
+    np.testing.assert_allclose(halves(x)[..., order], neighbors(x[..., order]), atol=1e-15)
 
 
 def test_one_module_for_queries_and_keys():
