@@ -1,0 +1,60 @@
+"""What numtrans does in the benchmarks. Runs in a process of its own."""
+
+import os
+
+from numtrans.bench.models import LEARNING_RATE, WEIGHT_DECAY, batch
+from numtrans.losses import CrossEntropyLoss
+from numtrans.memory import keep_freed_memory
+from numtrans.models import BERT, GPT, Transformer
+from numtrans.models.configs import BERTConfig, GPTConfig, TransformerConfig
+from numtrans.optim import AdamW, no_decay
+from numtrans.training import Trainer
+
+THREADS = int(os.environ.get("NUMTRANS_BENCH_THREADS", "1"))
+
+
+def warm_up():
+    """Load what is loaded late, before memory is measured."""
+    tiny = dict(kind="gpt", num_layers=1, d_model=8, num_heads=2, d_ff=16, tokens=4, batch=2, vocab_size=8)
+    train(tiny)[0]()
+
+
+def train(size):
+    """A training step of the model of `size`: forward, loss, backward, AdamW."""
+    keep_freed_memory()
+    model = build(size)
+    step = training_step(model, *batch(size))
+    return step, {"parameters": sum(p.data.size for p in model.parameters())}
+
+
+def build(size, seed=0):
+    """The model of `size`, without dropout."""
+    common = dict(d_model=size["d_model"], num_heads=size["num_heads"], d_ff=size["d_ff"], dropout=0.0)
+    vocab, layers, tokens = size["vocab_size"], size["num_layers"], size["tokens"]
+    if size["kind"] == "gpt":
+        return GPT(GPTConfig(vocab, tokens, num_layers=layers, **common), rng=seed)
+    if size["kind"] == "bert":
+        return BERT(BERTConfig(vocab, tokens, num_layers=layers, head="mlm", pad_id=None, **common), rng=seed)
+    return Transformer(
+        TransformerConfig(
+            vocab, vocab, num_encoder_layers=layers, num_decoder_layers=layers, max_len=tokens, position="learned",
+            norm_placement="pre", pad_id=None, **common,
+        ),
+        rng=seed,
+    )  # fmt: skip
+
+
+def training_step(model, inputs, targets):
+    """A function that does one step and returns the loss."""
+    loss = CrossEntropyLoss()
+    optimizer = AdamW(no_decay(model, WEIGHT_DECAY), lr=LEARNING_RATE)
+    trainer = Trainer(model, loss, optimizer, max_grad_norm=None, progress=False)
+
+    def step():
+        model.zero_grad()
+        value = trainer.compute_gradients(inputs, targets)
+        optimizer.step()
+        model.clear()
+        return float(value)
+
+    return step

@@ -1,0 +1,145 @@
+"""What PyTorch does in the benchmarks. Runs in a process of its own; the only file here that imports it.
+
+The GPT has one product for query, key and value and `F.scaled_dot_product_attention`, as a fast PyTorch model has; the
+others are made of PyTorch's own modules.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from numtrans.bench.models import LEARNING_RATE, WEIGHT_DECAY, batch
+
+
+def warm_up():
+    """Load what is loaded late, before memory is measured."""
+    tiny = dict(kind="gpt", num_layers=1, d_model=8, num_heads=2, d_ff=16, tokens=4, batch=2, vocab_size=8)
+    train(tiny)[0]()
+
+
+def train(size, compiled=False):
+    """A training step of the model of `size`: forward, loss, backward, fused AdamW."""
+    torch.manual_seed(0)
+    model = build(size)
+    inputs, targets = batch(size)
+    step = training_step(model, [torch.from_numpy(x) for x in inputs], torch.from_numpy(targets), compiled)
+    return step, {"parameters": sum(p.numel() for p in model.parameters())}
+
+
+def build(size):
+    """The model of `size`, without dropout."""
+    return {"gpt": GPT, "bert": BERT, "encoder-decoder": EncoderDecoder}[size["kind"]](size)
+
+
+def training_step(model, inputs, targets, compiled=False):
+    """A function that does one step and returns the loss."""
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, fused=True)
+
+    def compute_loss(*inputs):
+        logits = model(*inputs)
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+
+    if compiled:
+        compute_loss = torch.compile(compute_loss)
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        loss = compute_loss(*inputs)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+class GPTLayer(nn.Module):
+    """Pre-norm: causal self-attention, then GELU between two linear layers."""
+
+    def __init__(self, width, heads, d_ff):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.linear1, self.linear2 = nn.Linear(width, d_ff), nn.Linear(d_ff, width)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = (y.view(B, T, self.heads, -1).transpose(1, 2) for y in self.qkv(self.norm1(x)).split(C, 2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(B, T, C))
+        return x + self.linear2(F.gelu(self.linear1(self.norm2(x)), approximate="tanh"))
+
+
+class GPT(nn.Module):
+    """Learned positions, tied output, tanh form of GELU: GPT-2."""
+
+    def __init__(self, size):
+        super().__init__()
+        width = size["d_model"]
+        self.token, self.position = nn.Embedding(size["vocab_size"], width), nn.Embedding(size["tokens"], width)
+        layers = (GPTLayer(width, size["num_heads"], size["d_ff"]) for _ in range(size["num_layers"]))
+        self.layers, self.norm = nn.ModuleList(layers), nn.LayerNorm(width)
+        small_weights(self)
+
+    def forward(self, ids):
+        x = self.token(ids) + self.position.weight[: ids.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        return F.linear(self.norm(x), self.token.weight)
+
+
+class BERT(nn.Module):
+    """`nn.TransformerEncoder` with BERT's embeddings and masked-LM head."""
+
+    def __init__(self, size):
+        super().__init__()
+        width = size["d_model"]
+        self.token, self.position = nn.Embedding(size["vocab_size"], width), nn.Embedding(size["tokens"], width)
+        self.segment = nn.Embedding(2, width)
+        layer = nn.TransformerEncoderLayer(
+            width, size["num_heads"], size["d_ff"], dropout=0.0, activation=F.gelu, layer_norm_eps=1e-12,
+            batch_first=True,
+        )  # fmt: skip
+        self.norm = nn.LayerNorm(width, eps=1e-12)
+        self.encoder = nn.TransformerEncoder(layer, size["num_layers"], enable_nested_tensor=False)
+        self.dense, self.head_norm = nn.Linear(width, width), nn.LayerNorm(width, eps=1e-12)
+        self.bias = nn.Parameter(torch.zeros(size["vocab_size"]))
+        small_weights(self)
+
+    def forward(self, ids):
+        x = self.token(ids) + self.segment.weight[0] + self.position.weight[: ids.shape[1]]
+        h = self.encoder(self.norm(x))
+        return F.linear(self.head_norm(F.gelu(self.dense(h))), self.token.weight, self.bias)
+
+
+class EncoderDecoder(nn.Module):
+    """`nn.Transformer` between embeddings, scaled as in Vaswani et al. (2017), and an output tied to the target's."""
+
+    def __init__(self, size):
+        super().__init__()
+        width, vocab, tokens, layers = size["d_model"], size["vocab_size"], size["tokens"], size["num_layers"]
+        self.scale = width**0.5
+        self.source, self.target = nn.Embedding(vocab, width), nn.Embedding(vocab, width)
+        self.source_position, self.target_position = nn.Embedding(tokens, width), nn.Embedding(tokens, width)
+        small_weights(self)
+        self.transformer = nn.Transformer(
+            width, size["num_heads"], layers, layers, size["d_ff"], dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.register_buffer("causal", nn.Transformer.generate_square_subsequent_mask(tokens), persistent=False)
+
+    def forward(self, source, target):
+        x = self.source(source) * self.scale + self.source_position.weight[: source.shape[1]]
+        y = self.target(target) * self.scale + self.target_position.weight[: target.shape[1]]
+        mask = self.causal[: target.shape[1], : target.shape[1]]
+        h = self.transformer(x, y, tgt_mask=mask, tgt_is_causal=True)
+        return F.linear(h, self.target.weight)
+
+
+def small_weights(model):
+    """Matrices from a normal distribution with deviation 0.02, as in GPT-2 and BERT."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, 0.0, 0.02)
