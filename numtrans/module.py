@@ -16,14 +16,23 @@ _mode = threading.local()
 
 
 @contextlib.contextmanager
-def no_grad():
-    """Within this context forward saves nothing for backward. Attention weights are still kept, see `clear`."""
+def _grad_mode(enabled):
     before = grad_enabled()
-    _mode.grad = False
+    _mode.grad = enabled
     try:
         yield
     finally:
         _mode.grad = before
+
+
+def no_grad():
+    """Within this context forward saves nothing for backward. Attention weights are still kept, see `clear`."""
+    return _grad_mode(False)
+
+
+def enable_grad():
+    """Within this context forward saves what backward needs, also inside `no_grad`."""
+    return _grad_mode(True)
 
 
 def grad_enabled():
@@ -78,6 +87,7 @@ class Module:
     """
 
     transient = ()  # names of attributes that are kept for a look only: `clear` sets them to None
+    needs_whole_batch = False  # whether a row of the output depends on other rows, so that no batch may be split
 
     def __init__(self):
         self.training = True

@@ -427,23 +427,24 @@ def make_language_model(objective, settings, shape, rng):
     return T5(config, rng=rng)
 
 
-def make_trainer(run, out, *, overwrite=False):
-    """A `Trainer` with AdamW, warm-up and a cosine, as the settings of the run say."""
+def make_trainer(run, out, *, overwrite=False, workers=None):
+    """A `Trainer` with AdamW, warm-up and a cosine, as the settings of the run say; `workers` as there."""
     s = run.settings
     loss = CrossEntropyLoss(label_smoothing=s["label_smoothing"])
     optimizer = AdamW(no_decay(run.model, s["weight_decay"]), lr=s["lr"], betas=(0.9, s["beta2"]))
     warmup = min(s["warmup"], s["steps"])
     return Trainer(
         run.model, loss, optimizer, out=out, overwrite=overwrite, micro_batches=s["micro_batches"],
+        workers=workers,
         schedule=lambda step: warmup_cosine(step, s["lr"], warmup, s["steps"], s["lr"] * s["final_lr"]),
         evaluate_every=s["evaluate_every"], save_every=s["save_every"], max_grad_norm=s["clip"],
     )  # fmt: skip
 
 
-def train_run(run, task, out, *, resume=False, overwrite=False):
+def train_run(run, task, out, *, resume=False, overwrite=False, workers=None):
     """Train `run` on `task` and leave model, configuration and history in the folder `out`; returns the trainer."""
     s = run.settings
-    trainer = make_trainer(run, out, overwrite=overwrite)
+    trainer = make_trainer(run, out, overwrite=overwrite, workers=workers)
     if resume:
         check_same(run, out)
         trainer.resume()

@@ -11,10 +11,9 @@ import signal
 import threading
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
-from numtrans.backend import backend_name, to_device
+from numtrans.backend import backend_name
 from numtrans.checkpoint import (
     append_text,
     check_folder,
@@ -24,9 +23,10 @@ from numtrans.checkpoint import (
     write_arrays,
     write_text,
 )
-from numtrans.errors import CheckpointError, ConfigError, ShapeError
+from numtrans.errors import CheckpointError, ConfigError
 from numtrans.module import no_grad
 from numtrans.optim import NonFiniteError, clip_grad_norm
+from numtrans.parallel import Shards
 
 CHECKPOINT, BEST, HISTORY = "checkpoint.safetensors", "best.safetensors", "history.jsonl"
 MEASURED = ("step", "loss", "lr", "grad_norm")  # in each line of the history; what validate returns comes after
@@ -47,8 +47,11 @@ class Trainer:
     max_grad_norm : float or None, default 1.0
         Gradients are clipped to this global norm; None does not clip.
     micro_batches : int, default 1
-        Split each batch into so many pieces, one after another, to need less memory. The loss is that of the whole
-        batch: ``loss.count(targets)`` gives the divisor of all pieces, so tokens weigh the same in each.
+        Split the rows of each worker into so many pieces, one after another, to need less memory. The loss is that of
+        the whole batch: ``loss.count(targets)`` gives the divisor of all pieces, so tokens weigh the same in each.
+    workers : int, optional
+        Threads that share the rows of each batch; by default the cores of this process, or 1 where that does not help,
+        see `Shards`. The result depends on their number by rounding only.
     out : str or Path, optional
         Folder for ``checkpoint.safetensors``, ``best.safetensors`` and ``history.jsonl``. Made if need be.
     log_every : int, default 10
@@ -100,6 +103,7 @@ class Trainer:
         schedule=None,
         max_grad_norm=1.0,
         micro_batches=1,
+        workers=None,
         out=None,
         log_every=10,
         evaluate_every=None,
@@ -109,7 +113,8 @@ class Trainer:
         overwrite=False,
         progress=True,
     ):
-        numbers = {"micro_batches": micro_batches, "log_every": log_every, "evaluate_every": evaluate_every}
+        numbers = {"micro_batches": micro_batches, "workers": workers, "log_every": log_every}
+        numbers["evaluate_every"] = evaluate_every
         for name, value in {**numbers, "save_every": save_every, "patience": patience}.items():
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"Trainer: {name} is {value!r}, expected a whole number of 1 or more")
@@ -119,7 +124,7 @@ class Trainer:
         if not any(id(parameter) in learned for parameter in optimizer.parameters):
             raise ConfigError("Trainer: the optimizer holds no parameter of the model, so nothing would be learned")
         self.model, self.loss, self.optimizer, self.schedule = model, loss, optimizer, schedule
-        self.max_grad_norm, self.micro_batches = max_grad_norm, micro_batches
+        self.max_grad_norm, self.shards = max_grad_norm, Shards(model, loss, workers, micro_batches)
         self.log_every, self.evaluate_every, self.save_every = log_every, evaluate_every, save_every
         self.best_name, self.patience, self.overwrite, self.progress = best, patience, overwrite, progress
         self.out = None if out is None else Path(out)
@@ -237,23 +242,14 @@ class Trainer:
             self._put_back(before)
             raise
         # 4. the step; what forwards keep for a look (attention weights) need not outlive it
-        self.optimizer.step()
-        self.model.clear()
+        self.shards.step(self.optimizer)
+        self.shards.clear()
         self.step = step
         return loss, self.optimizer.lr, norm
 
     def compute_gradients(self, inputs, targets):
         """Forward and backward of one batch. Adds to the gradients of the parameters and returns the loss."""
-        inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-        pieces = list(_split(inputs, targets, self.micro_batches))
-        whole = {"normalizer": self.loss.count(targets)} if len(pieces) > 1 else {}
-        device = backend_name(self.model.parameters()[0].data)
-        total = 0.0
-        for piece, piece_targets in pieces:
-            output = self.model(*(_move(x, device) for x in piece))
-            total = total + self.loss(output, _move(piece_targets, device), **whole)
-            self.model.backward(self.loss.backward())
-        return total
+        return self.shards.gradients(inputs, targets)
 
     def _check_finite(self, step, loss, norm=None):
         wrong = [] if math.isfinite(float(loss)) else [f"the loss is {float(loss)}"]
@@ -275,8 +271,7 @@ class Trainer:
         self.model.load_random_state(counters)
         for module, name, array in buffers:
             setattr(module, name, array)
-        self.model.clear()
-        self.loss.clear()
+        self.shards.clear()
         self.model.zero_grad()
 
     # ---- evaluation and history
@@ -404,33 +399,7 @@ def _due(every, step):
     return every is not None and step % every == 0
 
 
-def _move(x, device):
-    return to_device(x, device) if isinstance(x, np.ndarray) else x
-
-
 def _line(record):
     """One line of JSON; numbers that JSON does not have become null."""
     finite = {name: value if math.isfinite(value) else None for name, value in record.items()}
     return json.dumps(finite) + "\n"
-
-
-def _split(inputs, targets, pieces):
-    """Yield (inputs, targets) in `pieces` parts along the batch axis; fewer if the batch is smaller.
-
-    Arrays whose first axis has length 1, and what is no array, go to every part.
-    """
-    if pieces == 1:
-        yield inputs, targets
-        return
-    size = targets.shape[0]
-    for i, x in enumerate(inputs):
-        if hasattr(x, "shape") and x.shape[:1] not in ((size,), (1,)):
-            raise ShapeError(
-                f"Trainer: input {i} has shape {tuple(x.shape)}, expected first axis {size}, the batch, or 1 "
-                "(micro_batches splits it)"
-            )
-    pieces = min(pieces, size)
-    for i in range(pieces):
-        part = slice(size * i // pieces, size * (i + 1) // pieces)
-        taken = tuple(x[part] if hasattr(x, "shape") and x.shape[0] == size else x for x in inputs)
-        yield taken, targets[part]

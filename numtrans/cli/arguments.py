@@ -14,8 +14,12 @@ def common(command):
     backend(command)
     command.add_argument("--seed", type=nonnegative, default=0, help="seed of all random numbers (default %(default)s)")
     command.add_argument(
+        "--workers", type=positive, help="threads that share the rows of each batch (default: the cores, if the model "
+        "is large enough to gain from it)"
+    )  # fmt: skip
+    command.add_argument(
         "--threads", type=positive, default=1,
-        help="threads of the matrix products; one is fastest for models as small as the defaults (default 1)",
+        help="threads of the matrix products when there is one worker (default 1)",
     )  # fmt: skip
     command.add_argument("--out", type=Path, metavar="DIR", help="folder of the results (default runs/...)")
 

@@ -41,7 +41,7 @@ def run_demo(arguments):
         f"as people write them, for {settings['steps']} steps:\n"
     )
     start = time.perf_counter()
-    trainer = train_run(run, task, out, overwrite=True)
+    trainer = train_run(run, task, out, overwrite=True, workers=arguments.workers)
     if trainer.interrupted:
         print(f"   stopped at step {trainer.step} and saved. Go on with: numtrans train --out {out} --resume")
         return 130

@@ -90,7 +90,9 @@ def run_train(arguments):
     task = task_of(settings)
     run = make_run(task, settings)
     print(f"{type(run.model).__name__} with {run.model.num_parameters():,} parameters, {settings['steps']} steps")
-    trainer = train_run(run, task, out, resume=arguments.resume, overwrite=arguments.overwrite)
+    trainer = train_run(
+        run, task, out, resume=arguments.resume, overwrite=arguments.overwrite, workers=arguments.workers
+    )
     history = trainer.history
     if history["loss"]:
         plot_loss(history, out / "loss.png")

@@ -1,5 +1,7 @@
 """Dropout with a counter-based random generator."""
 
+import math
+
 import numpy as np
 
 from numtrans.backend import get_xp
@@ -30,6 +32,9 @@ class Dropout(Module):
     ----------
     counter : int
         Number of masks drawn so far.
+    rows : (int, int) or None
+        When the input is a part of a batch: the number of its first row in the batch, and how many rows it has. The
+        mask is then that part of the batch's mask, so that a batch may be worked through in parts.
 
     References
     ----------
@@ -43,7 +48,7 @@ class Dropout(Module):
         self.p = p
         rng = np.random.default_rng() if rng is None else rng
         self.key = int(rng.integers(1 << 32))
-        self.counter = 0
+        self.counter, self.rows = 0, None
 
     def forward(self, x):
         """`x` (...) -> y (...)."""
@@ -52,7 +57,7 @@ class Dropout(Module):
             self.save(x.shape, None)
             return x
         self.counter += 1
-        keep = keep_mask(get_xp(x), x.shape, self.p, self.key, self.counter)
+        keep = keep_mask(get_xp(x), x.shape, self.p, self.key, self.counter, self.place(x.shape))
         self.save(x.shape, keep)
         y = x * keep
         y *= 1 / (1 - self.p)
@@ -70,11 +75,22 @@ class Dropout(Module):
         return dx
 
 
-def keep_mask(xp, shape, p, key, counter):
-    """Boolean array that is True with probability ``1 - p``: a hash of (key, counter, index) above a threshold."""
-    size = int(np.prod(shape))
+    def place(self, shape):
+        """Index of the first entry of an input of `shape` among those of the whole batch."""
+        first, count = self.rows or (0, 1)
+        split = shape and shape[0] % count == 0  # else it is no part of the batch, but the same in each part
+        return first * (math.prod(shape) // count) if split else 0
+
+
+def keep_mask(xp, shape, p, key, counter, start=0):
+    """Boolean array that is True with probability ``1 - p``: a hash of (key, counter, index) above a threshold.
+
+    Indices count from `start`, modulo 2^32.
+    """
+    size = math.prod(shape)
     first, second = _mix(key ^ _mix(counter)), _mix(counter + _mix(key))
     h = xp.arange(size, dtype=xp.uint32)
+    h += start & _MASK32
     h += first
     h ^= h >> 16  # the lowbias32 hash of C. Wellons, with the second word put in
     h ^= second

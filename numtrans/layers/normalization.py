@@ -172,6 +172,8 @@ class BatchNorm(Module):
     Ioffe and Szegedy (2015), Batch Normalization, arXiv:1502.03167.
     """
 
+    needs_whole_batch = True
+
     def __init__(self, d_model, *, eps=1e-5, momentum=0.1):
         super().__init__()
         if not 0 <= momentum <= 1:

@@ -98,14 +98,25 @@ class Optimizer:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def step(self):
-        """Update every parameter that is not frozen and has a gradient, in place."""
-        for group in self.groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad and parameter.grad is not None:
-                    state = self._state_of(parameter, group)
-                    state["step"] += 1
-                    self.update(parameter, state, group)
+    def step(self, spread=map):
+        """Update every parameter that is not frozen and has a gradient, in place.
+
+        `spread` calls a function for each of its jobs, as ``map`` does; that of a pool does so on several threads.
+        """
+
+        def update(job):
+            parameter, state, group = job
+            state["step"] += 1
+            self.update(parameter, state, group)
+
+        due = [
+            (parameter, self._state_of(parameter, group), group)
+            for group in self.groups
+            for parameter in group["params"]
+            if parameter.requires_grad and parameter.grad is not None
+        ]
+        for _ in spread(update, due):
+            pass
 
     def update(self, parameter, state, group):
         """One step of one parameter."""
