@@ -127,6 +127,8 @@ def components(seed=0):
             Component(f"Encoder, {placement}-norm", Encoder(2, *SMALL, **style), (narrow,), {"mask": pads}),
             Component(f"Decoder, {placement}-norm", Decoder(2, *SMALL, **style), (target, narrow), both),
         ]
+    wrapped = nl.Checkpoint(EncoderLayer(*SMALL, feedforward="gelu", dropout=0.2, rng=rng))
+    found.append(Component("Checkpoint", wrapped, (narrow,), {"mask": pads}))
     return found + losses(rng) + models(rng)
 
 

@@ -11,6 +11,7 @@ from numtrans.layers.masks import causal_mask, padding_mask
 from numtrans.layers.multi_head_attention import MultiHeadAttention
 from numtrans.layers.normalization import BatchNorm, LayerNorm, RMSNorm
 from numtrans.layers.positional import LearnedPositionalEncoding, SinusoidalPositionalEncoding
+from numtrans.layers.recompute import Checkpoint, checkpoint_layers
 from numtrans.layers.relative import ShawRelativePosition
 from numtrans.layers.relative_bias import ALiBi, T5RelativeBias
 from numtrans.layers.residual import Residual
@@ -22,6 +23,7 @@ __all__ = [
     "GELU",
     "ALiBi",
     "BatchNorm",
+    "Checkpoint",
     "Dropout",
     "Embedding",
     "FeedForward",
@@ -49,5 +51,6 @@ __all__ = [
     "Tanh",
     "TiedLinear",
     "causal_mask",
+    "checkpoint_layers",
     "padding_mask",
 ]

@@ -143,7 +143,7 @@ def layer(module):
         raise ConfigError("load_torch_state_dict: PyTorch's layers have no gated feed-forward network")
     parts = ["self_attention", "feedforward"]
     rows = under("self_attn.", "self_attention.sublayer.", attention(module.self_attention.sublayer))
-    if isinstance(module, DecoderLayer):
+    if hasattr(module, "cross_attention"):  # a DecoderLayer, also one in a Checkpoint
         parts.insert(1, "cross_attention")
         rows += under("multihead_attn.", "cross_attention.sublayer.", attention(module.cross_attention.sublayer))
     for name in ("linear1", "linear2"):

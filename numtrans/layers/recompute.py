@@ -1,0 +1,139 @@
+"""Activation recomputation: memory for time. Files of weights are the business of `numtrans.checkpoint`, not of this.
+
+Shapes: those of the module that is wrapped.
+"""
+
+from numtrans.errors import ConfigError
+from numtrans.module import Module, enable_grad, grad_enabled, no_grad
+
+OWN = ("module", "training", "_stack", "_buffers")  # attributes of a Checkpoint itself; all others are the module's
+
+
+class Checkpoint(Module):
+    r"""Compute a module's output, forget all that led to it, and compute it again when backward needs it.
+
+    .. math::
+
+        y = f(x) \text{ keeps } x \text{ alone}, \qquad
+        dx = \left(\frac{\partial f}{\partial x}(x)\right)^{\!\top} dy \text{ computes } f(x) \text{ once more}
+
+    A stack of ``L`` layers that save ``A`` numbers each, from inputs of ``n`` numbers, holds ``L n + A`` numbers
+    instead of ``L A``, and a training step costs 4 forwards instead of 3 (a backward is two). The gradients are the
+    module's own, bit for bit: the second forward starts from the same counters of random numbers, the same running
+    statistics and modes as the first, and leaves them as it found them.
+
+    The wrapper has no name: parameters, state dict and random state are those of the module, and so are attributes, so
+    weights load with and without it. Within `no_grad` a call goes straight through. Arrays that a part keeps for a
+    look, such as attention weights, are dropped after each forward: look at them within `no_grad`.
+
+    Parameters
+    ----------
+    module : Module
+        Anything with a forward and a backward; a `Checkpoint` inside another is right, too.
+
+    References
+    ----------
+    Chen et al. (2016), Training deep nets with sublinear memory cost, arXiv:1604.06174.
+    """
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs, **kwargs):
+        """What the module returns. The inputs are kept as they are, so do not write into them before backward."""
+        if not grad_enabled():
+            return self.module(*inputs, **kwargs)
+        state = forward_state(self.module)
+        with no_grad():
+            y = self.module(*inputs, **kwargs)
+        drop_transient(self.module)
+        self.save(inputs, kwargs, state)
+        return y
+
+    def backward(self, dy):
+        """What the module's backward returns."""
+        inputs, kwargs, state = self.saved()
+        now = forward_state(self.module)
+        set_forward_state(self.module, state)
+        try:
+            with enable_grad():
+                self.module(*inputs, **kwargs)
+        finally:
+            set_forward_state(self.module, now)
+        drop_transient(self.module)
+        return self.module.backward(dy)
+
+    # ---- one with the module
+
+    def named_modules(self, prefix="", _seen=None):
+        """Yield this wrapper, then the module and its parts, under the paths that they have without it."""
+        seen = set() if _seen is None else _seen
+        if id(self) not in seen:
+            seen.add(id(self))
+            yield prefix, self
+            yield from self.module.named_modules(prefix, seen)
+
+    def __getattr__(self, name):
+        if name.startswith("__") or "module" not in vars(self):  # asked of a copy that is being made
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.module, name)
+
+    def __setattr__(self, name, value):
+        if name in OWN:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.module, name, value)
+
+
+def checkpoint_layers(model):
+    """Wrap each layer of each stack of `model` in a `Checkpoint`, in place; returns the model.
+
+    A stack is a part with a list of modules called ``layers``, as `numtrans.blocks.Encoder` and ``Decoder`` have: so
+    this serves all models of `numtrans.models`. Layers that are wrapped already stay as they are.
+
+    Raises
+    ------
+    ConfigError
+        If there is no stack in the model.
+    """
+    stacks = [part for part in model.modules() if is_stack(part)]
+    if not stacks:
+        raise ConfigError(
+            f"checkpoint_layers: {type(model).__name__} has no stack, a part with a list of modules called layers. "
+            "Wrap parts of it in Checkpoint."
+        )
+    for stack in stacks:
+        stack.layers = [layer if isinstance(layer, Checkpoint) else Checkpoint(layer) for layer in stack.layers]
+    return model
+
+
+def is_stack(module):
+    """Whether `module` has a list of modules called ``layers``."""
+    layers = vars(module).get("layers")
+    return isinstance(layers, list) and all(isinstance(layer, Module) for layer in layers)
+
+
+def forward_state(module):
+    """What a forward reads and changes besides inputs and parameters: counters, modes and buffers (copies)."""
+    parts = [
+        (part, part.training, {name: getattr(part, name).copy() for name in part._buffers}) for part in module.modules()
+    ]
+    return module.random_state(), parts
+
+
+def set_forward_state(module, state):
+    """Put back what `forward_state` returned."""
+    counters, parts = state
+    module.load_random_state(counters)
+    for part, training, buffers in parts:
+        part.training = training
+        for name, array in buffers.items():
+            setattr(part, name, array)
+
+
+def drop_transient(module):
+    """Forget the arrays that parts of `module` keep for a look."""
+    for part in module.modules():
+        for name in part.transient:
+            setattr(part, name, None)
