@@ -78,6 +78,7 @@ NORM = Place("layers/normalization.py", ("LayerNorm", "RMSNorm", "BatchNorm", "B
              "BatchNorm, evaluation"), ("layers/test_normalization.py", GOLDEN))  # fmt: skip
 FEEDFORWARD = Place("layers/feedforward.py", ("FeedForward, GELU", "SwiGLU"), ("layers/test_feedforward.py",))
 RESIDUAL = Place("layers/residual.py", ("Residual, pre-norm", "Residual, post-norm"), ("layers/test_residual.py",))
+RECOMPUTE = Place("layers/recompute.py", ("Checkpoint",), ("layers/test_checkpoint_module.py",))
 BLOCKS = Place("blocks.py", ("EncoderLayer, pre-norm", "Encoder, pre-norm"), ("test_blocks.py", GOLDEN))
 TRANSFORMER = Place("models/transformer.py", ("Transformer, ReLU",), ("models/test_transformer.py", GOLDEN))
 GPT = Place("models/gpt.py", ("GPT",), ("models/test_gpt.py", GOLDEN))
@@ -738,4 +739,30 @@ MUTATIONS = [
              "_due(self.evaluate_every, step)", "no evaluation at the end"),
     Mutation("training-last-save", TRAINING, "self.out is not None and self._saved_step != self.step", "False",
              "an early end saves nothing"),
+    Mutation("recompute-counters", RECOMPUTE, "set_forward_state(self.module, state)", "pass",
+             "other random numbers in the second forward"),
+    Mutation("recompute-counters-after", RECOMPUTE, "set_forward_state(self.module, now)", "pass",
+             "the next pass draws the same random numbers again"),
+    Mutation("recompute-statistics", RECOMPUTE, "setattr(part, name, array)", "pass", "running statistics move twice",
+             components=()),
+    Mutation("recompute-statistics-view", RECOMPUTE, "getattr(part, name).copy()", "getattr(part, name)",
+             "buffers that are written in place are not put back", components=()),
+    Mutation("recompute-mode", RECOMPUTE, "part.training = training", "pass", "the mode of backward, not of forward",
+             components=()),
+    Mutation("recompute-kwargs", RECOMPUTE, "self.save(inputs, kwargs, state)", "self.save(inputs, {}, state)",
+             "no mask in the second forward"),
+    Mutation("recompute-inputs", RECOMPUTE, "self.module(*inputs, **kwargs)", "self.module(*inputs[::-1], **kwargs)",
+             "inputs in the wrong order in the second forward", nth=3, components=()),
+    Mutation("recompute-saves-all", RECOMPUTE, "        with no_grad():\n", "        with enable_grad():\n",
+             "the first forward saves what is to be forgotten"),
+    Mutation("recompute-accumulation", RECOMPUTE, "return self.module.backward(dy)",
+             "self.module.zero_grad()\n        return self.module.backward(dy)",
+             "gradients of earlier passes are lost"),
+    Mutation("recompute-grad-off", RECOMPUTE, "with enable_grad():",
+             "with enable_grad() if grad_enabled() else no_grad():", "backward inside no_grad saves nothing for itself", components=()),
+    Mutation("recompute-transient", RECOMPUTE, "        drop_transient(self.module)\n        self.save",
+             "        self.save", "attention weights of all layers stay until the end", components=()),
+    Mutation("recompute-names", RECOMPUTE, "yield from self.module.named_modules(prefix, seen)",
+             'yield from self.module.named_modules(f"{prefix}.module".strip("."), seen)', "weights get other names",
+             components=()),
 ]  # fmt: skip
