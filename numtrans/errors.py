@@ -49,5 +49,9 @@ class GradientError(NumtransError, AssertionError):
     """A gradient check failed; the message is the table of the check."""
 
 
+class WorkerError(NumtransError, RuntimeError):
+    """A process that shares the work has ended, or does not do the same as the others."""
+
+
 class NonFiniteError(NumtransError, FloatingPointError):
     """A loss or a gradient is NaN or infinite."""

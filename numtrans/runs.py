@@ -427,24 +427,31 @@ def make_language_model(objective, settings, shape, rng):
     return T5(config, rng=rng)
 
 
-def make_trainer(run, out, *, overwrite=False, workers=None):
-    """A `Trainer` with AdamW, warm-up and a cosine, as the settings of the run say; `workers` as there."""
+def make_trainer(run, out, *, overwrite=False, **parallel):
+    """A `Trainer` with AdamW, warm-up and a cosine, as the settings of the run say.
+
+    `parallel` are the arguments ``workers``, ``worker_kind`` and ``comm`` of `Trainer`.
+    """
     s = run.settings
     loss = CrossEntropyLoss(label_smoothing=s["label_smoothing"])
     optimizer = AdamW(no_decay(run.model, s["weight_decay"]), lr=s["lr"], betas=(0.9, s["beta2"]))
     warmup = min(s["warmup"], s["steps"])
     return Trainer(
         run.model, loss, optimizer, out=out, overwrite=overwrite, micro_batches=s["micro_batches"],
-        workers=workers,
+        **parallel,
         schedule=lambda step: warmup_cosine(step, s["lr"], warmup, s["steps"], s["lr"] * s["final_lr"]),
         evaluate_every=s["evaluate_every"], save_every=s["save_every"], max_grad_norm=s["clip"],
     )  # fmt: skip
 
 
-def train_run(run, task, out, *, resume=False, overwrite=False, workers=None):
-    """Train `run` on `task` and leave model, configuration and history in the folder `out`; returns the trainer."""
+def train_run(run, task, out, *, resume=False, overwrite=False, **parallel):
+    """Train `run` on `task` and leave model, configuration and history in the folder `out`; returns the trainer.
+
+    `parallel` as in `make_trainer`; of several ranks of MPI, rank 0 writes.
+    """
     s = run.settings
-    trainer = make_trainer(run, out, overwrite=overwrite, workers=workers)
+    trainer = make_trainer(run, out, overwrite=overwrite, **parallel)
+    writes = trainer.shards.rank == 0
     if resume:
         check_same(run, out)
         trainer.resume()
@@ -452,8 +459,10 @@ def train_run(run, task, out, *, resume=False, overwrite=False, workers=None):
             raise ConfigError(f"the run in {out} is at step {trainer.step} already; --steps {s['steps']} is fewer")
     else:
         trainer.start()
+    if writes and not resume:
         (Path(out) / WEIGHTS).unlink(missing_ok=True)  # those of a run that is overwritten
-    run.write_config(out)
+    if writes:
+        run.write_config(out)
     if isinstance(task, TextTask):
         batches = TextBatches(task, s["batch"], s["seed"], make_objective(s, task.vocab))
     else:
@@ -462,7 +471,8 @@ def train_run(run, task, out, *, resume=False, overwrite=False, workers=None):
     trainer.fit(batches, s["steps"], validation(run, task, s["batch"]))
     if not all(np.isfinite(array).all() for array in run.model.state_dict().values()):
         raise NonFiniteError(f"{out}: training ended with weights that are not finite; {WEIGHTS} was not written")
-    run.save(out)
+    if writes:
+        run.save(out)
     run.model.eval()
     return trainer
 

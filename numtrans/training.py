@@ -26,7 +26,7 @@ from numtrans.checkpoint import (
 from numtrans.errors import CheckpointError, ConfigError
 from numtrans.module import no_grad
 from numtrans.optim import NonFiniteError, clip_grad_norm
-from numtrans.parallel import Shards
+from numtrans.parallel import make_workers
 
 CHECKPOINT, BEST, HISTORY = "checkpoint.safetensors", "best.safetensors", "history.jsonl"
 MEASURED = ("step", "loss", "lr", "grad_norm")  # in each line of the history; what validate returns comes after
@@ -52,6 +52,11 @@ class Trainer:
     workers : int, optional
         Threads that share the rows of each batch; by default the cores of this process, or 1 where that does not help,
         see `Shards`. The result depends on their number by rounding only.
+    worker_kind : {"threads", "processes"}, default "threads"
+        What the workers are. For processes see `Processes`.
+    comm : mpi4py.MPI.Comm, optional
+        Train on all ranks of this communicator, with `workers` threads (default 1) in each, see `Ranks`. Rank 0 alone
+        evaluates, writes files and shows progress.
     out : str or Path, optional
         Folder for ``checkpoint.safetensors``, ``best.safetensors`` and ``history.jsonl``. Made if need be.
     log_every : int, default 10
@@ -104,6 +109,8 @@ class Trainer:
         max_grad_norm=1.0,
         micro_batches=1,
         workers=None,
+        worker_kind="threads",
+        comm=None,
         out=None,
         log_every=10,
         evaluate_every=None,
@@ -124,10 +131,12 @@ class Trainer:
         if not any(id(parameter) in learned for parameter in optimizer.parameters):
             raise ConfigError("Trainer: the optimizer holds no parameter of the model, so nothing would be learned")
         self.model, self.loss, self.optimizer, self.schedule = model, loss, optimizer, schedule
-        self.max_grad_norm, self.shards = max_grad_norm, Shards(model, loss, workers, micro_batches)
+        self.max_grad_norm = max_grad_norm
+        self.shards = make_workers(model, loss, workers, micro_batches, worker_kind, comm)
         self.log_every, self.evaluate_every, self.save_every = log_every, evaluate_every, save_every
         self.best_name, self.patience, self.overwrite, self.progress = best, patience, overwrite, progress
-        self.out = None if out is None else Path(out)
+        self.folder = None if out is None else Path(out)
+        self.out = self.folder if self.shards.rank == 0 else None  # other ranks of MPI read only
         if self.out is not None:
             check_folder(self.out)
         self.step, self.best, self.records = 0, None, []
@@ -168,29 +177,36 @@ class Trainer:
             `history`.
         """
         self.start()
-        self.interrupted, self.stopped_early, measured = False, self._patience_is_over(), None
+        self.interrupted, measured = False, None
+        validate = validate if self.shards.rank == 0 else None
         self.model.train()
-        bar = tqdm(total=steps, initial=self.step, unit="step", disable=None if self.progress else True)
-        with bar, _CtrlC() as ctrl_c:
+        show = self.progress and self.shards.rank == 0
+        bar = tqdm(total=steps, initial=self.step, unit="step", disable=None if show else True)
+        with self.shards, bar, _CtrlC() as ctrl_c:
+            _, self.stopped_early = self.shards.agree(False, self._patience_is_over())
             while self.step < steps and not self.interrupted and not self.stopped_early:
                 step = self.step + 1
                 evaluate = validate is not None and (step == steps or _due(self.evaluate_every, step))
-                save = self.out is not None and (step == steps or _due(self.save_every, step))
+                save = step == steps or _due(self.save_every, step)
                 log = evaluate or step == steps or _due(self.log_every, step)
                 try:
                     measured = self._train_step(batches, look=log or save)
                 except KeyboardInterrupt:  # raised by someone else than our handler, or by the second Ctrl-C
-                    if ctrl_c.count > 1:
+                    if ctrl_c.count > 1 or self.shards.ranks > 1:
                         raise
                     self.interrupted = True
                     break
                 if log:
                     self._log(measured, validate if evaluate else None, bar)
-                    self.stopped_early = self._patience_is_over()
                 if save:
+                    self.shards.compare(f"at step {step}")
+                if save and self.out is not None:
                     self.save()
                 bar.update()
-                self.interrupted = ctrl_c.count > 0
+                over = log and self._patience_is_over()
+                self.interrupted, self.stopped_early = self.shards.agree(ctrl_c.count > 0, over)
+            if self.interrupted or self.stopped_early:
+                self.shards.compare(f"at step {self.step}")
             if self.out is not None and self._saved_step != self.step:
                 if measured is not None:
                     self._check_finite(self.step, measured[0], measured[2])
@@ -319,7 +335,12 @@ class Trainer:
     # ---- checkpoints
 
     def save(self, path=None):
-        """Write all that is needed to go on to `path` (default: ``checkpoint.safetensors`` in `out`)."""
+        """Write all that is needed to go on to `path` (default: ``checkpoint.safetensors`` in `out`).
+
+        Of several ranks of MPI, rank 0 writes.
+        """
+        if self.shards.rank:
+            return
         state = self.optimizer.state_dict()
         parts = {"model": self.model.state_dict(), "optimizer": state["arrays"]}
         settings = {
@@ -368,9 +389,9 @@ class Trainer:
         return self
 
     def _path(self, path):
-        if path is None and self.out is None:
+        if path is None and self.folder is None:
             raise ConfigError("Trainer: needs a path, or the argument out")
-        return self.out / CHECKPOINT if path is None else Path(path)
+        return self.folder / CHECKPOINT if path is None else Path(path)
 
 
 class _CtrlC:

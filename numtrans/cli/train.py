@@ -67,6 +67,7 @@ def run_train(arguments):
     """``numtrans train``"""
     from numtrans.checkpoint import CheckpointError, read_arrays
     from numtrans.inspect.plots import plot_loss
+    from numtrans.parallel.mpi import world
     from numtrans.runs import exact_match, load_settings, make_run, train_run
 
     if arguments.resume and arguments.out is None:
@@ -86,13 +87,17 @@ def run_train(arguments):
         settings["steps"] = arguments.steps or settings["steps"]
     else:
         settings = settings_of(arguments, task_name)
+    comm = world()
     prepare(settings["backend"], arguments.threads)
     task = task_of(settings)
     run = make_run(task, settings)
-    print(f"{type(run.model).__name__} with {run.model.num_parameters():,} parameters, {settings['steps']} steps")
+    if comm is None or comm.rank == 0:
+        print(f"{type(run.model).__name__} with {run.model.num_parameters():,} parameters, {settings['steps']} steps")
     trainer = train_run(
-        run, task, out, resume=arguments.resume, overwrite=arguments.overwrite, workers=arguments.workers
+        run, task, out, resume=arguments.resume, overwrite=arguments.overwrite, workers=arguments.workers, comm=comm
     )
+    if trainer.shards.rank:  # rank 0 of MPI writes and tells the rest
+        return 0
     history = trainer.history
     if history["loss"]:
         plot_loss(history, out / "loss.png")

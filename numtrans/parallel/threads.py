@@ -43,11 +43,20 @@ class Shards:
         If `workers` is more than 1 and a part of the model needs the whole batch (`BatchNorm`).
     """
 
+    rank, ranks = 0, 1  # of MPI, see `Ranks`: here there is one
+
     def __init__(self, model, loss, workers=None, micro_batches=1):
         if workers is not None and workers > 1:
             check_split(model)
         self.model, self.loss, self.workers, self.micro_batches = model, loss, workers, micro_batches
         self.pool, self.twins, self._blas = Pool(1), Twins(model, loss), None
+
+    def __enter__(self):
+        """Begin training; other kinds of workers start here and end in ``__exit__``."""
+        return self
+
+    def __exit__(self, *error):
+        pass
 
     def gradients(self, inputs, targets, *, first=0, whole=None):
         """Forward and backward of a batch. Adds to the gradients of the parameters and returns the loss.
@@ -84,6 +93,13 @@ class Shards:
         """``optimizer.step()``, with the parameters shared out among the threads."""
         with self.one_blas_thread(self.pool.workers):
             optimizer.step(self.pool.map)
+
+    def agree(self, *flags):
+        """`flags` as all ranks see them."""
+        return flags
+
+    def compare(self, when=""):
+        """See that all ranks hold the same parameters."""
 
     def clear(self):
         """Drop what forwards that were broken off have saved."""
