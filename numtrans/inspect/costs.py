@@ -55,29 +55,38 @@ def flop_parts(config, tokens):
     return [a.part(name, formula, T=tokens) for name, formula in formulas]
 
 
-def activation_parts(config, tokens):
+def activation_parts(config, tokens, recompute=False):
     """Floating-point numbers that a training forward of one sequence saves for its backward, with those of the loss.
 
-    Parameters and result as for `flop_parts`. An array that two parts save, such as the input of the three projections
-    of attention, counts once.
+    An array that two parts save, such as the input of the three projections of attention, counts once. With
+    recomputation (`numtrans.layers.checkpoint_layers`) the layers save their inputs alone, and one layer at a time what
+    it saves without.
+
+    Parameters
+    ----------
+    config, tokens
+        As for `flop_parts`.
+    recompute : bool, default False
+        Whether each layer is wrapped in a `Checkpoint`.
+
+    Returns
+    -------
+    list of numtrans.models.counts.Part
     """
     a, c = architecture(config), as_config(config)
-    twice = "2 " if a.dropout else ""  # the weights before dropout and after it
-    sizes = "5 T D" if a.square else f"T D + 2 T H d + {'2 T H d' if a.sizes['G'] == a.sizes['H'] else '2 T G d'}"
-    hidden, _ = _hidden(a)
     formulas = {TransformerConfig: [], ViTConfig: [("patches", "N C p^2")], BERTConfig: [("embedding norm", "T D + T")]}
     formulas = formulas.get(type(c), [])
     for stack in a.stacks:
-        L, name = stack.layers, stack.name
-        for kind in ("attention", "cross-attention") if stack.cross else ("attention",):
-            formulas.append((f"{name}{kind}", f"{L} ({sizes} + {twice}H T^2)"))
+        if recompute:
+            formulas.append((f"{stack.name}inputs of layers", f"{stack.layers} T D"))
+        else:
+            formulas += _all_layers(stack, _layer_activations(a, stack))
         if stack.cross:
             formulas.append(("memory", "T D"))
-        if a.position == "shaw":
-            formulas.append((f"{name}distances", f"{SHAW_ROWS} T H {L}"))
-        formulas.append((f"{name}feed-forward", f"{L} (T D + {hidden} T F)"))
-        norms = f"{3 if stack.cross else 2} {L}"
-        formulas.append((f"{name}norms", f"({norms}{' + 1' if a.pre_norm else ''}) (T D + T)"))
+        if a.pre_norm:
+            formulas.append((f"{stack.name}closing norm", "T D + T"))
+    if recompute:
+        formulas += _one_layer(_layer_activations(a, a.stacks[-1], input_is_there=not a.pre_norm))
     if isinstance(c, ViTConfig):
         formulas += [("head", "T D"), ("loss", "K + 1")]
     elif isinstance(c, BERTConfig):
@@ -91,24 +100,19 @@ def activation_parts(config, tokens):
     return [a.part(name, formula, T=tokens) for name, formula in formulas]
 
 
-def mask_parts(config, tokens):
+def mask_parts(config, tokens, recompute=False):
     """Booleans, of a byte each, that a training forward saves: where dropout keeps a number, and where ReLU does.
 
-    Parameters and result as for `flop_parts`.
+    Parameters and result as for `activation_parts`.
     """
     a, c = architecture(config), as_config(config)
-    _, hidden = _hidden(a)
     formulas = []
     if a.dropout and not isinstance(c, LlamaConfig):
         formulas.append(("embedding", {TransformerConfig: "2 T D", T5Config: "4 T D"}.get(type(c), "T D")))
-    for stack in a.stacks:
-        L, name = stack.layers, stack.name
-        if a.dropout:
-            times = "2 " if stack.cross else ""
-            formulas.append((f"{name}attention", f"{times}{L} (H T^2 + T D)"))
-            formulas.append((f"{name}feed-forward", f"{L} ({hidden} T F + T D)"))
-        elif hidden:
-            formulas.append((f"{name}feed-forward", f"{hidden} T {L} F"))
+    for stack in () if recompute else a.stacks:
+        formulas += _all_layers(stack, _layer_masks(a, stack))
+    if recompute:
+        formulas += _one_layer(_layer_masks(a, a.stacks[-1]))
     if isinstance(c, BERTConfig) and c.head == "mlm" and _SAVED[c.feedforward][1]:
         formulas.append(("masked-LM head", "T D"))
     return [a.part(name, formula, T=tokens) for name, formula in formulas]
@@ -161,6 +165,39 @@ def check_tokens(config, tokens=None):
 def _all_heads(a):
     """Formula of the features of all heads together."""
     return "D" if a.sizes["H"] * a.sizes["d"] == a.sizes["D"] else "H d"
+
+
+def _layer_activations(a, stack, input_is_there=False):
+    """Names and formulas of the floats that one layer of `stack` saves; the input of a post-norm one may be there."""
+    heads = "2 T H d + " + ("2 T H d" if a.sizes["G"] == a.sizes["H"] else "2 T G d")
+    twice = "2 " if a.dropout else ""  # the weights before dropout and after it
+    formulas = []
+    for kind in ("attention", "cross-attention") if stack.cross else ("attention",):
+        inputs = "" if input_is_there and kind == "attention" else "T D + "
+        formulas.append((kind, f"{inputs}{heads} + {twice}H T^2"))
+    if a.position == "shaw":
+        formulas.append(("distances", f"{SHAW_ROWS} T H"))
+    floats, _ = _hidden(a)
+    formulas.append(("feed-forward", f"T D + {floats} T F"))
+    return [*formulas, ("norms", f"{3 if stack.cross else 2} (T D + T)")]
+
+
+def _layer_masks(a, stack):
+    """Names and formulas of the booleans that one layer of `stack` saves."""
+    _, hidden = _hidden(a)
+    if not a.dropout:
+        return [("feed-forward", f"{hidden} T F")] if hidden else []
+    times = "2 " if stack.cross else ""
+    return [("attention", f"{times}(H T^2 + T D)"), ("feed-forward", f"{hidden} T F + T D")]
+
+
+def _all_layers(stack, formulas):
+    return [(f"{stack.name}{name}", f"{stack.layers} ({formula})") for name, formula in formulas]
+
+
+def _one_layer(formulas):
+    """Of the last stack: its backward comes first, and with cross-attention its layers save most."""
+    return [(f"{name} of one layer", formula) for name, formula in formulas]
 
 
 def _hidden(a):

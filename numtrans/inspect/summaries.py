@@ -68,6 +68,13 @@ class Summary:
         """Bytes that a training forward of the batch saves for its backward, in float32."""
         return self.batch * (BYTES[TRAINING_DTYPE] * _total(self.activations) + _total(self.masks))
 
+    @property
+    def recompute_bytes(self):
+        """As `activation_bytes`, the most at a time when each layer is recomputed (`checkpoint_layers`)."""
+        floats = activation_parts(self.config, self.tokens, recompute=True)
+        masks = mask_parts(self.config, self.tokens, recompute=True)
+        return self.batch * (BYTES[TRAINING_DTYPE] * _total(floats) + _total(masks))
+
     def weight_bytes(self, dtype="float32"):
         """Bytes of the parameters in "float32", "float16" (also bfloat16) or "int8"."""
         return _size(dtype) * self.parameters
@@ -101,6 +108,7 @@ class Summary:
         lines.append(_row("training: gradients and Adam's moments too", "4 x weights", training))
         activations = f"{readable(self.activation_bytes):>11s}"
         lines.append(_row(f"training: saved for backward, {self.batch:,} x {self.tokens:,}", "", activations))
+        lines.append(_row("the same with each layer recomputed", "", f"{readable(self.recompute_bytes):>11s}"))
         return "\n".join(lines)
 
 

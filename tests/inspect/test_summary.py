@@ -7,10 +7,11 @@ import pytest
 from small_configs import MODELS, small
 
 from numtrans import no_grad
+from numtrans.blocks import Decoder, Encoder
 from numtrans.errors import ConfigError
 from numtrans.inspect import Summary, costs, summary
 from numtrans.inspect.summaries import readable
-from numtrans.layers import embedding
+from numtrans.layers import Checkpoint, checkpoint_layers, embedding
 from numtrans.layers.kv_cache import StackCache
 from numtrans.losses import CrossEntropyLoss
 from numtrans.models import BERT, GPT, T5, GPTConfig, Llama, LlamaConfig, Transformer, ViT, preset
@@ -70,21 +71,19 @@ def test_operations_are_those_of_a_forward_and_a_backward(model, monkeypatch):
 
 def saved(module, kinds, owned):
     """Bytes of the arrays of `kinds` on the stacks of `module` and its parts, each once, without those in `owned`."""
-    held = {}
+    held = {i: array for part in module.modules() for i, array in arrays_in(part._stack)}
+    return sum(array.nbytes for i, array in held.items() if array.dtype.kind in kinds and i not in owned)
 
-    def visit(value):
-        if isinstance(value, (tuple, list)):
-            for item in value:
-                visit(item)
-        elif isinstance(value, np.ndarray):
-            while value.base is not None:
-                value = value.base
-            if value.dtype.kind in kinds and id(value) not in owned:
-                held[id(value)] = value.nbytes
 
-    for part in module.modules():
-        visit(part._stack)
-    return sum(held.values())
+def arrays_in(value):
+    """Yield (id, array) of the arrays in nested tuples and lists; of a view, those of the array that it is of."""
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from arrays_in(item)
+    elif isinstance(value, np.ndarray):
+        while value.base is not None:
+            value = value.base
+        yield id(value), value
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -107,6 +106,46 @@ def test_activation_bytes_are_what_a_forward_saves(model, dropout):
             B * 4 * sum(part.value for part in s.activations), B * sum(part.value for part in s.masks)
         ), net.config  # fmt: skip
         assert s.activation_bytes == floats + booleans
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_recompute_bytes_are_what_is_there_when_a_layer_is_computed_again(model, dropout):
+    """After the forward, and when the backward of the first layer to come begins, the head's part being gone."""
+    for seed in range(4):
+        net, inputs, T = make(model, seed, dropout=dropout)
+        stack = [part for part in checkpoint_layers(net).modules() if isinstance(part, (Encoder, Decoder))][-1]
+        layer, found = stack.layers[-1].module, []
+        owned = {id(p.data) for p in net.parameters()}
+
+        on_stack = layer.self_attention.placement == "post"  # among what the layer saves
+
+        def look(dy, layer=layer, net=net, owned=owned, found=found, on_stack=on_stack, T=T):
+            own = 0 if on_stack else 4 * B * T * net.config.d_model  # its input, which the running backward holds
+            found.append((saved(net, "f", owned) + own, saved(net, "b", owned)))
+            return type(layer).backward(layer, dy)
+
+        layer.backward = look
+        y = net(*inputs)
+        for part in net.modules():  # RoPE's tables, and masks of padding, made once for all layers
+            owned |= {id(table) for pair in getattr(part, "_tables", {}).values() for table in pair}
+            if isinstance(part, Checkpoint):
+                owned |= {i for i, array in arrays_in(part._stack) if array.dtype == bool}
+        found.append((saved(net, "f", owned), saved(net, "b", owned)))
+        net.backward(np.ones_like(y))
+        floats, masks = (f(net.config, T, recompute=True) for f in (costs.activation_parts, costs.mask_parts))
+        last = "decoder closing norm" if model in (Transformer, T5) else "closing norm"
+        head = ("output", "head", "pooler", "masked-LM head", last)
+        for at, without in zip(found, ("of one layer", head)):
+            expected = [
+                size * B * sum(p.value for p in parts if p.name != "loss" and not p.name.endswith(without))
+                for size, parts in ((4, floats), (1, masks))
+            ]
+            if model is T5 and dropout and without == head:  # it drops some of the last output, too
+                expected[1] -= B * T * net.config.d_model
+            assert list(at) == expected, (net.config, without)
+        total = sum(4 * part.value for part in floats) + sum(part.value for part in masks)
+        assert summary(net.config, T, B).recompute_bytes == B * total
 
 
 @pytest.mark.parametrize("model", [GPT, Llama, Transformer, T5], ids=lambda model: model.__name__)
