@@ -65,6 +65,10 @@ class Ranks(Shards):
         self.compare("at the start")
         return self
 
+    def __exit__(self, error, *rest):
+        if error is None:
+            self.comm.Barrier()  # now the files of rank 0 are written
+
     def gradients(self, inputs, targets):
         """Forward and backward of a batch, the same on each rank. Adds to the gradients of the parameters.
 
