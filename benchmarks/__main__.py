@@ -1,25 +1,32 @@
-"""``python -m benchmarks generate``: numtrans and PyTorch, one after the other in turns, on this machine."""
+"""``python -m benchmarks COMMAND``: numtrans and its peers in turns, on this machine; writes JSON and a picture."""
 
 import argparse
-import os
+import signal
 import sys
 
-for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):  # they choose a slower kernel; the BLAS reads them when it loads
-    os.environ.pop(name, None)
+from benchmarks import train
+from numtrans.errors import NumtransError
+
+COMMANDS = (train,)  # files, in the order of the help
 
 
-def main():
-    """Run the benchmark that the command line names."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    generate = commands.add_parser("generate", help="tokens a second of SmolLM2-135M, greedy, with a cache")
-    generate.add_argument("--tokens", type=int, default=64, help="tokens to write (default 64)")
-    generate.add_argument("--rounds", type=int, default=5, help="turns of each library (default 5)")
-    generate.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of both (default: the cores)")
-    arguments = parser.parse_args()
-    from benchmarks.generate import run
+def main(argv=None):
+    """Run the benchmark that the command line names and return the exit status."""
+    top = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add(commands)
+    arguments = top.parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what has been measured is written
+    try:
+        return arguments.run(arguments) or 0
+    except NumtransError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nbenchmarks: stopped", file=sys.stderr)
+        return 130
 
-    return run(arguments.tokens, arguments.rounds, arguments.threads)
 
-
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -158,9 +158,11 @@ def compete(contestants, rounds=7, *, want=3, budget=2.0, limit=300.0, say=None)
 
     try:
         for c in contestants:
+            start = time.perf_counter()
             workers[c.name] = Worker(c.threads)
             reply = turn(c, do="setup", factory=c.factory, arguments=c.arguments)
             if reply is not None:
+                say(f"{c.name}: ready after {time.perf_counter() - start:.1f} s")
                 entries[c.name].update(facts=reply["facts"], first=reply["first"])
                 results["sees_waiting"] = reply["sees_waiting"]
         for number in range(rounds):

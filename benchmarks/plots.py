@@ -1,0 +1,34 @@
+"""The pictures of the benchmarks."""
+
+from numtrans.bench import ratio
+from numtrans.figures import BLACK, COLORS, new_figure, saved
+
+
+def train(cases, path, peer="PyTorch eager"):
+    """A bar for each contestant and size: its time as a share of the peer's, with the quarter points of the rounds."""
+    cases = {name: content["results"] for name, content in cases.items() if ran(content["results"], peer)}
+    if not cases:
+        return
+    names = list(dict.fromkeys(n for results in cases.values() for n in results["contestants"] if n != peer))
+    figure = new_figure(max(5, 1.6 * len(cases)), 3.6)
+    axis = figure.subplots()
+    width = 0.8 / max(1, len(names))
+    for i, (name, color) in enumerate(zip(names, COLORS)):
+        shares = {x: ratio(results, name, peer) for x, results in enumerate(cases.values()) if ran(results, name)}
+        places = [x + (i - (len(names) - 1) / 2) * width for x in shares]
+        middle = [share["median"] for share in shares.values()]
+        spread = [[share["median"] - share["low"] for share in shares.values()],
+                  [share["high"] - share["median"] for share in shares.values()]]  # fmt: skip
+        axis.bar(places, middle, width * 0.92, yerr=spread, color=color, ecolor=BLACK, capsize=2, label=name)
+    axis.axhline(1.0, color=BLACK, linewidth=1, linestyle="--")
+    axis.annotate(peer, (1, 1.0), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize="small")
+    axis.set_xticks(range(len(cases)), cases)
+    axis.set_ylabel(f"time as a share of {peer}")
+    axis.set_title("A training step: less is faster")
+    axis.legend(fontsize="small", ncols=len(names), loc="upper center", bbox_to_anchor=(0.5, -0.1), frameon=False)
+    saved(figure, path)
+
+
+def ran(results, name):
+    """Whether a contestant has samples."""
+    return bool(results["contestants"].get(name, {}).get("rounds"))

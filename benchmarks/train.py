@@ -1,0 +1,63 @@
+"""``python -m benchmarks train``: the time of a training step, forward, loss, backward and AdamW."""
+
+from benchmarks import plots
+from benchmarks.common import load, note, options, print_machine, print_times, save
+from numtrans.bench import Contestant, compete, ratio
+from numtrans.bench.models import SIZES, size_text
+from numtrans.checkpoint import check_folder
+
+EAGER, COMPILED, NUMTRANS, PRODUCTS = "PyTorch eager", "torch.compile", "numtrans", "matrix products"
+CONTESTANTS = {
+    "numtrans": (NUMTRANS, "numtrans.bench._numtrans:train", {}),
+    "eager": (EAGER, "numtrans.bench._pytorch:train", {}),
+    "compile": (COMPILED, "numtrans.bench._pytorch:train", {"compiled": True}),
+    "products": (PRODUCTS, "numtrans.bench._products:train", {}),
+}
+CASES = {"S": None, "M": None, "L": None, "S-1-thread": 1, "encoder-decoder": None, "BERT": None}  # name -> threads
+
+
+def add(commands):
+    """Add the command to the parser."""
+    command = commands.add_parser("train", help="a training step against PyTorch and the matrix products alone")
+    command.add_argument("--sizes", nargs="+", choices=CASES, default=list(CASES), help="what is trained")
+    command.add_argument(
+        "--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS), help="who takes part"
+    )
+    command.add_argument("--budget", type=float, default=2.0, help="seconds of a turn")
+    options(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments):
+    """Time each size, print a table, and write the results and their plot."""
+    print_machine()
+    check_folder(arguments.out)
+    for case in arguments.sizes:
+        size = SIZES[case.removesuffix("-1-thread")]
+        threads = CASES[case] or arguments.threads
+        contestants = [
+            Contestant(name, factory, {"size": size, **extra}, threads)
+            for key, (name, factory, extra) in CONTESTANTS.items() if key in arguments.contestants
+        ]  # fmt: skip
+        print(f"\n{case}: {size_text(size)}; {threads} thread(s), {arguments.rounds} rounds", flush=True)
+        results = compete(contestants, arguments.rounds, budget=arguments.budget, say=note)
+        report(results)
+        save(arguments.out, f"train-{case}", {"size": size, "threads": threads}, results)
+        if results["interrupted"]:
+            break
+    plots.train(load(arguments.out, "train"), arguments.out / "train.png")
+
+
+def report(results):
+    """Print the table of one case, and see that the models have the same number of parameters."""
+    present = [name for name, entry in results["contestants"].items() if entry["rounds"]]
+    peer = EAGER if EAGER in present else next(iter(results["contestants"]))
+    print_times(results, peer)
+    facts = {name: results["contestants"][name]["facts"] for name in present}
+    parameters = {name: f["parameters"] for name, f in facts.items() if "parameters" in f and name != PRODUCTS}
+    if len(set(parameters.values())) > 1:
+        print(f"the models differ in their parameters: {parameters}")
+    for other in (COMPILED, PRODUCTS):
+        if NUMTRANS in present and other in present:
+            share = ratio(results, NUMTRANS, other)
+            print(f"  {NUMTRANS} as a share of {other}: {share['median']:.3f}")
