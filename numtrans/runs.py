@@ -26,8 +26,10 @@ from numtrans.data import (
 )
 from numtrans.errors import CheckpointError, ConfigError, NonFiniteError
 from numtrans.generation import translate
+from numtrans.layers import checkpoint_layers
 from numtrans.losses import CrossEntropyLoss
 from numtrans.models import BERT, GPT, T5, BERTConfig, GPTConfig, T5Config, Transformer, TransformerConfig
+from numtrans.module import no_grad
 from numtrans.optim import AdamW, no_decay, warmup_cosine
 from numtrans.training import Trainer
 
@@ -41,7 +43,8 @@ KINDS = {
 DEFAULTS = dict(
     layers=2, d_model=64, heads=4, d_ff=None, dropout=0.0, block=64, batch=64, steps=2000, lr=4e-3, warmup=200,
     final_lr=0.01, beta2=0.98, weight_decay=0.01, label_smoothing=0.0, clip=1.0, norm_placement="pre", norm="layer",
-    feedforward="relu", position="sinusoidal", micro_batches=1, evaluate_every=500, save_every=500,
+    feedforward="relu", position="sinusoidal", micro_batches=1, recompute=False, evaluate_every=500,
+    save_every=500,
 )  # fmt: skip
 
 # A character model learns with nanoGPT's settings for a small CPU run.
@@ -184,7 +187,7 @@ def load_run(folder):
 
 def load_settings(folder, names):
     """The settings of the run in `folder`, for going on with its training; each of `names` must be there."""
-    settings = {**dict.fromkeys(LATER), **_read_config(folder)["settings"]}
+    settings = {**dict.fromkeys(LATER), "recompute": False, **_read_config(folder)["settings"]}
     missing = [name for name in names if name not in settings]
     if missing:
         raise CheckpointError(f"{Path(folder) / CONFIG}: the settings lack {', '.join(missing)}")
@@ -433,6 +436,8 @@ def make_trainer(run, out, *, overwrite=False, **parallel):
     `parallel` are the arguments ``workers``, ``worker_kind`` and ``comm`` of `Trainer`.
     """
     s = run.settings
+    if s.get("recompute"):  # the runs of earlier versions do not have it
+        checkpoint_layers(run.model)
     loss = CrossEntropyLoss(label_smoothing=s["label_smoothing"])
     optimizer = AdamW(no_decay(run.model, s["weight_decay"]), lr=s["lr"], betas=(0.9, s["beta2"]))
     warmup = min(s["warmup"], s["steps"])
@@ -489,7 +494,8 @@ def cross_attention(run, text):
     """
     (translation,) = run.translate([text])
     source, target = run.source_vocab.encode(text), run.target_vocab.encode(translation)
-    run.model(np.array([source]), np.array([[1, *target]]))
+    with no_grad():
+        run.model(np.array([source]), np.array([[1, *target]]))
     weights = [layer.cross_attention.sublayer.attention_weights[0] for layer in run.model.decoder.layers]
     run.model.clear()
     written = [run.target_vocab.decode([i]) for i in target] + ["end"]

@@ -126,6 +126,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one(run, tmp_path, extra):
     assert (whole / "history.jsonl").read_text() == (parts / "history.jsonl").read_text()
 
 
+def test_recompute_may_be_given_when_a_run_goes_on(run, tmp_path, text):
+    out, kept = tmp_path / "run", []
+    common = ["train", "--out", out, "--steps"]
+    assert run(*common, 1, "--task", "text", "--text", text, "--block", 8, *TINY)[0] == 0
+    for steps, option in ((2, ["--recompute"]), (3, [])):
+        assert run(*common, steps, "--resume", *option)[0] == 0
+        kept.append(json.loads((out / "config.json").read_text())["settings"]["recompute"])
+    assert kept == [True, True]
+
+
 def test_a_second_run_does_not_overwrite_the_first(run, tmp_path):
     common = ["train", "--task", "copy", *TINY, "--steps", 10, "--out", tmp_path / "run"]
     assert run(*common)[0] == 0

@@ -223,7 +223,7 @@ def test_runs_of_an_earlier_version_go_on(run, text, tmp_path):
     out = tmp_path / "run"
     assert run(*options(text, out))[0] == 0
     config = json.loads((out / "config.json").read_text())
-    for name in ("objective", "tokenizer", "vocab_size", "data_digest"):
+    for name in ("objective", "tokenizer", "vocab_size", "data_digest", "recompute"):
         del config["settings"][name]
     (out / "config.json").write_text(json.dumps(config))
     assert type(load_run(out).model).__name__ == "GPT"

@@ -47,6 +47,8 @@ def train_options(train):
     add("--block", type=positive, help="with --task text: tokens the model sees")
     add("--batch", type=positive, help="examples in a step")
     add("--micro-batches", type=positive, help="pieces a batch is worked through in, to need less memory")
+    add("--recompute", action="store_true", default=None, help="keep the inputs of the layers only, and compute the "
+        "rest again in backward: less memory, more time, the same weights")
     add("--dropout", type=float, help="share of units dropped in training")
     add("--lr", type=float, help="highest learning rate")
     add("--final-lr", type=share, help="last learning rate, as a share of --lr")
@@ -75,7 +77,7 @@ def run_train(arguments):
     task_name = arguments.task or "dates"
     out = arguments.out or Path("runs") / task_name
     if arguments.resume:
-        fixed = [*DATA, "task", *(name for name in DEFAULTS if name != "steps")]
+        fixed = [*DATA, "task", *(name for name in DEFAULTS if name not in ("steps", "recompute"))]
         given = [f"--{name.replace('_', '-')}" for name in fixed if getattr(arguments, name) is not None]
         if given:
             raise ConfigError(f"--resume goes on with the settings of the run, so {', '.join(given)} cannot be given")
@@ -85,6 +87,7 @@ def run_train(arguments):
         settings = load_settings(out, ["task", "seed", *DATA, *DEFAULTS])
         settings["backend"] = arguments.backend
         settings["steps"] = arguments.steps or settings["steps"]
+        settings["recompute"] = arguments.recompute or settings["recompute"]
     else:
         settings = settings_of(arguments, task_name)
     comm = world()

@@ -18,8 +18,10 @@ from numtrans.gradcheck import gradcheck
 from numtrans.inspect import summary
 from numtrans.layers import BatchNorm, Checkpoint, Dropout, Embedding, Linear, checkpoint_layers, padding_mask
 from numtrans.layers.relative_bias import T5RelativeBias
+from numtrans.losses import CrossEntropyLoss
 from numtrans.models import GPT, GPTConfig, Transformer
 from numtrans.module import Module, enable_grad, grad_enabled
+from numtrans.parallel import Shards
 from numtrans.pretrained import load_torch_state_dict
 from numtrans.pretrained.torch_names import to_torch_state_dict
 
@@ -335,6 +337,18 @@ def test_weights_of_pytorch_load(stack):
     load_torch_state_dict(wrapped, to_torch_state_dict(plain))
     assert_same(wrapped.state_dict(), plain.state_dict())
     assert_same(to_torch_state_dict(wrapped), to_torch_state_dict(plain))
+
+
+def test_threads_that_share_a_batch():
+    """The twins of a wrapped model: each shard recomputes its own rows with its own part of the dropout masks."""
+    config = GPTConfig(11, 6, d_model=8, num_heads=2, num_layers=2, dropout=0.3)
+    ids = np.random.default_rng(0).integers(11, size=(5, 7))
+    found = []
+    for model in (GPT(config, rng=0), checkpoint_layers(GPT(config, rng=0))):
+        shards = Shards(model, CrossEntropyLoss(), workers=2, micro_batches=2)
+        losses = [float(shards.gradients(ids[:, :-1], ids[:, 1:])) for _ in range(2)]
+        found.append({"losses": losses, **{name: p.grad for name, p in model.named_parameters()}, **state(model)})
+    assert_same(*found)
 
 
 # ---- memory
