@@ -8,7 +8,7 @@ from numtrans.memory import keep_freed_memory
 from numtrans.models import BERT, GPT, Transformer
 from numtrans.models.configs import BERTConfig, GPTConfig, TransformerConfig
 from numtrans.optim import AdamW, no_decay
-from numtrans.training import Trainer
+from numtrans.parallel.threads import Shards
 
 THREADS = int(os.environ.get("NUMTRANS_BENCH_THREADS", "1"))
 
@@ -46,15 +46,14 @@ def build(size, seed=0):
 
 def training_step(model, inputs, targets):
     """A function that does one step and returns the loss."""
-    loss = CrossEntropyLoss()
     optimizer = AdamW(no_decay(model, WEIGHT_DECAY), lr=LEARNING_RATE)
-    trainer = Trainer(model, loss, optimizer, max_grad_norm=None, progress=False)
+    shards = Shards(model, CrossEntropyLoss(), workers=THREADS)
 
     def step():
         model.zero_grad()
-        value = trainer.compute_gradients(inputs, targets)
-        optimizer.step()
-        model.clear()
+        value = shards.gradients(inputs, targets)
+        shards.step(optimizer)
+        shards.clear()
         return float(value)
 
     return step
