@@ -10,7 +10,7 @@ import numpy as np
 
 from numtrans.errors import BackendError, MixedBackendError
 
-_loaded = {"numpy": np}
+_loaded, _NUMPY_ONLY = {"numpy": np}, {np.ndarray}
 
 _CUPY_MISSING = (
     'backend "cupy" needs CuPy, which is not installed. For CUDA 13: pip install "cupy-cuda13x"; for CUDA 12: '
@@ -25,7 +25,7 @@ _CUPY_OLD = 'backend "cupy" needs CuPy 14 or newer, found {version}. pip install
 
 def backend_name(array):
     """``"numpy"`` or ``"cupy"``, by the type of `array`."""
-    return type(array).__module__.partition(".")[0]
+    return "numpy" if type(array) is np.ndarray else type(array).__module__.partition(".")[0]
 
 
 def load_backend(name):
@@ -70,6 +70,8 @@ def get_xp(*arrays):
     MixedBackendError
         If NumPy and CuPy arrays are mixed.
     """
+    if {type(array) for array in arrays} == _NUMPY_ONLY:  # the common case, without a look at names
+        return np
     name = backend_name(arrays[0])
     for array in arrays[1:]:
         if backend_name(array) != name:

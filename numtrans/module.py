@@ -170,9 +170,22 @@ class Module:
             yield from child.named_modules(f"{prefix}.{name}" if prefix else name, seen)
 
     def modules(self):
-        """Yield this module and all parts, each once."""
-        for _, module in self.named_modules():
-            yield module
+        """List of this module and all parts, each once, in the order of `named_modules`."""
+        found = {}  # training asks for it in every step, so without names, which cost most of the time
+        self._find_modules(found)
+        return list(found.values())
+
+    def _find_modules(self, found):
+        if id(self) in found:
+            return
+        found[id(self)] = self
+        for value in vars(self).values():
+            if isinstance(value, Module):
+                value._find_modules(found)
+            elif isinstance(value, (list, tuple)):
+                for item in value:
+                    if isinstance(item, Module):
+                        item._find_modules(found)
 
     def named_parameters(self):
         """Yield (path, parameter), each parameter once: a tied one under its first name."""
@@ -184,8 +197,9 @@ class Module:
                     yield (f"{path}.{name}" if path else name), value
 
     def parameters(self):
-        """List of all parameters, each once."""
-        return [parameter for _, parameter in self.named_parameters()]
+        """List of all parameters, each once, in the order of `named_parameters`."""
+        values = (value for module in self.modules() for value in vars(module).values())
+        return list(dict.fromkeys(value for value in values if isinstance(value, Parameter)))
 
     def register_buffer(self, name, array):
         """Keep `array` as attribute `name`: saved and moved with the module, but not learned."""

@@ -62,15 +62,14 @@ class Adam(Optimizer):
             m += u
             # 3. v = beta2 v + (1 - beta2) g^2
             xp.multiply(g, g, out=u)
+            u -= v
             u *= 1 - beta2
-            v *= beta2
             v += u
-            # 4. u = mhat lr / (sqrt(vhat) + eps)
+            # 4. u = lr mhat / (sqrt(vhat) + eps), with sqrt(vhat) = sqrt(v) / root2
             xp.sqrt(v, out=u)
-            u /= root2
-            u += eps
+            u += eps * root2
             xp.divide(m, u, out=u)
-            u *= step_size
+            u *= step_size * root2
             p -= u
 
 

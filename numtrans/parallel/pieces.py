@@ -82,21 +82,21 @@ def divisor(loss, targets):
     return {"normalizer": count}
 
 
-def can_split(model, loss, inputs, targets):
+def can_split(shard, inputs, targets):
     """Whether the gradient of the batch is the sum of those of its pieces, as far as can be seen from outside."""
     size, inputs = len(targets), inputs if isinstance(inputs, tuple) else (inputs,)
     of_batch = all(x.shape[:1] in ((size,), (1,)) for x in inputs if hasattr(x, "shape"))
-    return of_batch and hasattr(loss, "count") and not whole_batch_modules(model)
+    return of_batch and hasattr(shard.loss, "count") and not whole_batch_modules(shard.modules)
 
 
-def whole_batch_modules(model):
-    """Names of the parts of `model` that need the whole batch at once.
+def whole_batch_modules(modules):
+    """Names of those of `modules` that need the whole batch at once.
 
     A row of their output depends on other rows, or they draw random numbers and cannot draw those of some rows only.
     """
     names = {
         type(module).__name__
-        for module in model.modules()
+        for module in modules
         if module.needs_whole_batch or (hasattr(module, "counter") and not hasattr(module, "rows"))
     }
     return sorted(names)
@@ -104,7 +104,7 @@ def whole_batch_modules(model):
 
 def check_split(model):
     """Raise `ConfigError` if a part of `model` needs the whole batch."""
-    names = whole_batch_modules(model)
+    names = whole_batch_modules(model.modules())
     if names:
         raise ConfigError(
             f"{type(model).__name__}: {', '.join(names)} needs the whole batch at once (statistics over the batch, or "
@@ -112,25 +112,25 @@ def check_split(model):
         )
 
 
-def piece_gradients(model, loss, piece, counters, first, whole):
-    """Forward and backward of one piece: adds to the gradients of `model` and returns its part of the loss.
+def piece_gradients(shard, piece, counters, first, whole):
+    """Forward and backward of one piece: adds to the gradients of the shard's model and returns its part of the loss.
 
     Parameters
     ----------
-    model, loss : Module
+    shard : Shard
     piece : Piece
     counters : list of int
-        `dropout_counters` before the batch: every piece draws its part of the same masks.
+        Those of the dropout modules before the batch: every piece draws its part of the same masks.
     first : int
         Added to the number of the first row of the piece.
     whole : dict
         What `divisor` returned for the whole batch.
     """
-    device = backend_name(model.parameters()[0].data)
-    inputs, targets = (_move(piece.inputs, device), _move((piece.targets,), device))
-    with _rows(model, counters, first + piece.first, piece.count):
-        value = loss(model(*inputs), *targets, **whole)
-        model.backward(loss.backward())
+    device = backend_name(shard.parameters[0].data)
+    inputs, targets = _move(piece.inputs, device), _move((piece.targets,), device)
+    with _rows(shard.dropouts, counters, first + piece.first, piece.count):
+        value = shard.loss(shard.model(*inputs), *targets, **whole)
+        shard.model.backward(shard.loss.backward())
     return value
 
 
@@ -138,19 +138,9 @@ def _move(arrays, device):
     return tuple(to_device(x, device) if isinstance(x, np.ndarray) else x for x in arrays)
 
 
-def dropout_counters(model):
-    """Counters of the modules that can draw the numbers of some rows only, which are those with ``rows``."""
-    return [module.counter for module in _dropouts(model)]
-
-
-def _dropouts(model):
-    return [module for module in model.modules() if hasattr(module, "rows")]
-
-
 @contextlib.contextmanager
-def _rows(model, counters, first, count):
+def _rows(dropouts, counters, first, count):
     """Within this context dropout draws the part of its mask that belongs to these rows of the batch."""
-    dropouts = _dropouts(model)
     try:
         for module, counter in zip(dropouts, counters, strict=True):
             module.counter, module.rows = counter, (first, count)

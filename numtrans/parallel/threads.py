@@ -6,9 +6,9 @@ import os
 from threadpoolctl import ThreadpoolController
 
 from numtrans.backend import backend_name
-from numtrans.parallel.pieces import can_split, check_split, divisor, dropout_counters, piece_gradients, split_batch
+from numtrans.parallel.pieces import can_split, check_split, divisor, piece_gradients, split_batch
 from numtrans.parallel.pool import Pool
-from numtrans.parallel.twins import Twins
+from numtrans.parallel.twins import Shard
 
 SMALLEST_STEP = 100_000_000  # FLOPs of a step below which handing work over costs more than it saves
 
@@ -45,11 +45,13 @@ class Shards:
 
     rank, ranks = 0, 1  # of MPI, see `Ranks`: here there is one
 
+    rank, ranks = 0, 1  # of MPI, see `Ranks`: here there is one
+
     def __init__(self, model, loss, workers=None, micro_batches=1):
         if workers is not None and workers > 1:
             check_split(model)
         self.model, self.loss, self.workers, self.micro_batches = model, loss, workers, micro_batches
-        self.pool, self.twins, self._blas = Pool(1), Twins(model, loss), None
+        self.pool, self.shards, self._blas = Pool(1), [Shard(model, loss)], None
 
     def __enter__(self):
         """Begin training; other kinds of workers start here and end in ``__exit__``."""
@@ -70,24 +72,42 @@ class Shards:
         whole : dict, optional
             What `divisor` returned for the targets of that larger batch.
         """
+        if not self.shards[0].is_current():
+            self.shards = [Shard(self.model, self.loss)]
         workers = self.number_of_shards(inputs, targets)
         pieces = split_batch(inputs, targets, workers * self.micro_batches)
         if whole is None:
             whole = divisor(self.loss, targets) if len(pieces) > 1 else {}
         workers = min(workers, len(pieces))
-        if workers > self.pool.workers:
-            self.pool = Pool(workers)
-        models = [(self.model, self.loss), *self.twins.get(workers - 1)]
-        counters = dropout_counters(self.model)
+        shards = self.prepare(workers)
+        counters = [module.counter for module in shards[0].dropouts]
 
         def work(i):
-            shard = pieces[len(pieces) * i // workers : len(pieces) * (i + 1) // workers]
-            return sum(piece_gradients(*models[i], piece, counters, first, whole) for piece in shard)
+            own = pieces[len(pieces) * i // workers : len(pieces) * (i + 1) // workers]
+            return sum(piece_gradients(shards[i], piece, counters, first, whole) for piece in own)
+
+        def add(parameters):
+            parameter, *twins = parameters
+            for twin in twins:
+                if twin.grad is not None:
+                    parameter.add_grad(twin.grad)
+                    twin.grad = None
 
         with self.one_blas_thread(workers):
             loss = sum(self.pool.map(work, range(workers)))
-            self.twins.collect(workers - 1, self.pool.map)
+            if workers > 1:
+                self.pool.map(add, zip(*(shard.parameters for shard in shards)))
         return loss
+
+    def prepare(self, workers):
+        """`workers` shards, up to date with the model, which is the first of them."""
+        if workers > self.pool.workers:
+            self.pool = Pool(workers)
+        while len(self.shards) < workers:
+            self.shards.append(self.shards[0].twin())
+        for shard in self.shards[1:workers]:
+            shard.follow(self.shards[0])
+        return self.shards[:workers]
 
     def step(self, optimizer):
         """``optimizer.step()``, with the parameters shared out among the threads."""
@@ -102,19 +122,19 @@ class Shards:
         """See that all ranks hold the same parameters."""
 
     def clear(self):
-        """Drop what forwards that were broken off have saved."""
-        for module in (self.model, self.loss, *self.twins.modules()):
-            module.clear()
+        """Drop what forwards have saved."""
+        for shard in self.shards:
+            shard.clear()
 
     def number_of_shards(self, inputs, targets):
         """Number of shards for a batch."""
         if self.workers is not None:
             return self.workers
-        parameters = self.model.parameters()
+        parameters = self.shards[0].parameters
         flops = 6 * targets.size * sum(parameter.data.size for parameter in parameters)
         if flops < SMALLEST_STEP or backend_name(parameters[0].data) != "numpy":
             return 1
-        return available_cores() if can_split(self.model, self.loss, inputs, targets) else 1
+        return available_cores() if can_split(self.shards[0], inputs, targets) else 1
 
     def one_blas_thread(self, workers):
         """A context in which the BLAS uses one thread, if there are several of ours."""

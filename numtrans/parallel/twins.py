@@ -11,13 +11,12 @@ def make_twin(module, memo=None):
     What a module holds twice (a tied parameter, a shared layer), the twin holds twice.
     """
     memo = {} if memo is None else memo
-    if id(module) in memo:
-        return memo[id(module)]
-    twin = memo[id(module)] = copy.copy(module)
-    for name, value in vars(module).items():
-        vars(twin)[name] = _twin_of(value, memo)
-    twin._stack = []
-    return twin
+    if id(module) not in memo:
+        twin = memo[id(module)] = copy.copy(module)
+        for name, value in vars(module).items():
+            vars(twin)[name] = _twin_of(value, memo)
+        twin._stack = []
+    return memo[id(module)]
 
 
 def _twin_of(value, memo):
@@ -26,13 +25,12 @@ def _twin_of(value, memo):
     if isinstance(value, Parameter):
         if id(value) not in memo:
             memo[id(value)] = copy.copy(value)
-            memo[id(value)].grad = None
         return memo[id(value)]
     return type(value)([_twin_of(item, memo) for item in value]) if type(value) in (list, tuple) else value
 
 
-class Twins:
-    """The twins of a model and its loss; kept from step to step, and made anew when the model has other parts.
+class Shard:
+    """A model and its loss, and lists of their parts, so that no step has to look for them.
 
     Parameters
     ----------
@@ -41,43 +39,27 @@ class Twins:
 
     def __init__(self, model, loss):
         self.model, self.loss = model, loss
-        self._modules, self._twins = [], []
+        self.modules, self.parameters = model.modules(), model.parameters()
+        self.dropouts = [module for module in self.modules if hasattr(module, "rows")]
 
-    def get(self, number):
-        """`number` pairs (model, loss), up to date with the model."""
-        modules = list(self.model.modules())
-        if modules != self._modules:
-            self._modules, self._twins = modules, []
-        while len(self._twins) < number:
-            pair = make_twin(self.model), make_twin(self.loss)
-            self._twins.append((pair, list(pair[0].modules()), pair[0].parameters()))
-        parameters = self.model.parameters()
-        for _, twin_modules, twin_parameters in self._twins[:number]:
-            for module, twin in zip(modules, twin_modules):
-                twin.training = module.training
-                for name in module._buffers:
-                    setattr(twin, name, getattr(module, name))
-            for parameter, twin in zip(parameters, twin_parameters):
-                twin.data, twin.requires_grad, twin.grad = parameter.data, parameter.requires_grad, None
-        return [pair for pair, _, _ in self._twins[:number]]
+    def is_current(self):
+        """Whether the lists are still those of the model."""
+        return self.modules == self.model.modules() and self.parameters == self.model.parameters()
 
-    def modules(self):
-        """The models and the losses."""
-        return [module for pair, _, _ in self._twins for module in pair]
+    def twin(self):
+        """A shard with a twin of the model and one of the loss."""
+        return Shard(make_twin(self.model), make_twin(self.loss))
 
-    def collect(self, number, spread=map):
-        """Add the gradients of the first `number` twins to those of the model, and forget them there.
+    def follow(self, other):
+        """Take over what may have changed in `other`, of which this is a twin, and forget gradients."""
+        for own, module in zip(self.modules, other.modules, strict=True):
+            own.training = module.training
+            for name in module._buffers:
+                setattr(own, name, getattr(module, name))
+        for own, parameter in zip(self.parameters, other.parameters, strict=True):
+            own.data, own.requires_grad, own.grad = parameter.data, parameter.requires_grad, None
 
-        `spread` calls a function for each of its jobs, as `map` does.
-        """
-        own, others = self.model.parameters(), [parameters for _, _, parameters in self._twins[:number]]
-
-        def add(parameters):
-            parameter, *twins = parameters
-            for twin in twins:
-                if twin.grad is not None:
-                    parameter.add_grad(twin.grad)
-                    twin.grad = None
-
-        for _ in spread(add, zip(own, *others)):
-            pass
+    def clear(self):
+        """Drop what forwards have saved."""
+        self.model.clear()
+        self.loss.clear()

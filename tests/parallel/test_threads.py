@@ -119,7 +119,7 @@ def test_the_twins_follow_the_model():
 def test_a_tied_parameter_of_a_twin_collects_both_of_its_gradients():
     model = gpt(dropout=0.0)
     assert model.output.E is model.embedding.embedding.E
-    twin = Shards(model, CrossEntropyLoss(), 2).twins.get(1)[0][0]
+    twin = Shards(model, CrossEntropyLoss(), 2).prepare(2)[1].model
     assert twin.output.E is twin.embedding.embedding.E is not model.output.E
     assert twin.output.E.data is model.output.E.data
 
@@ -243,8 +243,8 @@ def test_an_error_in_a_shard_surfaces_as_itself_and_leaves_nothing(row):
 
     with pytest.raises(MemoryError):
         trainer.fit(Batches(), 2)
-    for module in (model, loss, *trainer.shards.twins.modules()):
-        assert module.pending == 0
+    for shard in trainer.shards.shards:
+        assert shard.model.pending == shard.loss.pending == 0
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all((before[name] == array).all() for name, array in model.state_dict().items())
     trainer.compute_gradients(x, x)
