@@ -12,12 +12,23 @@ from pathlib import Path
 import numpy as np
 
 from numtrans.errors import NumtransError
-from numtrans.losses import CrossEntropyLoss
+from numtrans.layers import Linear
+from numtrans.losses import CrossEntropyLoss, MSELoss
 from numtrans.models import GPT, GPTConfig
 from numtrans.optim import AdamW
+from numtrans.parallel import make_workers
 from numtrans.training import Trainer
 
 ROWS = (7, 4, 1, 9, 3, 8)  # rows of the batches: more than there are ranks, as many, and fewer
+
+
+class Turned(Linear):
+    """Its gradient lies in memory column by column."""
+
+    def backward(self, dy):
+        dx = super().backward(dy)
+        self.W.grad = np.asfortranarray(self.W.grad)
+        return dx
 
 
 class Batches:
@@ -76,7 +87,12 @@ def checks(comm, folder):
         trainer.model.load_random_state(dict.fromkeys(trainer.model.random_state(), 0))
         trainer.compute_gradients(*batch)
     found["gradient"] = float(np.abs(trainer.model.output.E.grad).sum())
-    # 3. Ctrl-C on one rank ends all after the same step; then all go on
+    # 3. a large gradient in another memory layout, on a rank while the others have no rows
+    turned = Turned(100, 100, rng=np.random.default_rng(0)).astype(np.float64)
+    x = np.linspace(0, 1, 100)[None]
+    make_workers(turned, MSELoss(), comm=comm).gradients(x, x)
+    np.save(folder / f"turned-rank{comm.rank}.npy", turned.W.grad)
+    # 4. Ctrl-C on one rank ends all after the same step; then all go on
     out = folder / "stopped"
     press = Batches(before=lambda step: step == 3 and comm.rank == 1 and os.kill(os.getpid(), signal.SIGINT))
     trainer = make_trainer(comm, out=out, save_every=100)
@@ -85,7 +101,7 @@ def checks(comm, folder):
     trainer = make_trainer(comm, out=out).resume()
     trainer.fit(Batches(), len(ROWS))
     np.savez(folder / f"resumed-rank{comm.rank}.npz", **state(trainer))
-    # 4. only rank 0 evaluates, and its patience ends all ranks
+    # 5. only rank 0 evaluates, and its patience ends all ranks
     calls = []
 
     def validate():
@@ -95,7 +111,7 @@ def checks(comm, folder):
     trainer = make_trainer(comm, evaluate_every=2, patience=1)
     trainer.fit(Batches(), 50, validate)
     found["patience"] = [trainer.step, trainer.stopped_early, len(calls)]
-    # 5. errors that all ranks see
+    # 6. errors that all ranks see
     trainer = make_trainer(comm)
     trainer.model.output.E.data[3] = np.nan
     found["nan"] = error_of(trainer.fit, Batches(), 3)
@@ -105,7 +121,7 @@ def checks(comm, folder):
 
     def drift(step):
         if step == 2 and comm.rank == 1:
-            trainer.model.output.E.data[0, 0] = np.nextafter(trainer.model.output.E.data[0, 0], 9)
+            trainer.model.output.E.data[0, 0] += 1e-12  # one ulp might be rounded away by the step
 
     found["other parameters"] = error_of(trainer.fit, Batches(before=drift), 6)
     return found

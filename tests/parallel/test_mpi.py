@@ -19,7 +19,7 @@ import pytest
 from numtrans import cli
 from numtrans.checkpoint import read_arrays
 from numtrans.errors import ConfigError
-from numtrans.layers import BatchNorm
+from numtrans.layers import BatchNorm, Linear
 from numtrans.losses import CrossEntropyLoss, MSELoss
 from numtrans.parallel import Ranks, make_workers
 from numtrans.parallel.mpi import world
@@ -82,6 +82,15 @@ def test_gradients_are_added_to_those_that_are_there(job):
         trainer.compute_gradients(*mpi_job.Batches().batch(1))
     expected = np.abs(trainer.model.output.E.grad).sum()
     assert found(job, "gradient") == pytest.approx([expected] * RANKS, rel=1e-9)
+
+
+def test_the_layout_of_a_gradient_does_not_matter(job):
+    model, loss = Linear(100, 100, rng=np.random.default_rng(0)).astype(np.float64), MSELoss()
+    x = np.linspace(0, 1, 100)
+    loss(model(x[None]), x[None])
+    model.backward(loss.backward())
+    for rank in range(RANKS):
+        np.testing.assert_allclose(np.load(job / f"turned-rank{rank}.npy"), model.W.grad, rtol=0, atol=1e-15)
 
 
 def test_ctrl_c_on_one_rank_ends_all_at_the_same_step(job):
