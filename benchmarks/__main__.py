@@ -4,10 +4,10 @@ import argparse
 import signal
 import sys
 
-from benchmarks import train
+from benchmarks import imports, memory, train
 from numtrans.errors import NumtransError
 
-COMMANDS = (train,)  # files, in the order of the help
+COMMANDS = (train, memory, imports)  # files, in the order of the help
 
 
 def main(argv=None):

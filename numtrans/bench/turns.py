@@ -236,8 +236,9 @@ def peak_memory(contestant, *, limit=300.0):
     Returns
     -------
     dict
-        In bytes: ``base`` (held after the imports), and above that ``made`` (after the factory), ``peak`` (since the
-        imports) and ``peak_second`` (of the second call, where the system can begin a new peak).
+        In bytes: ``base`` (held after the imports), and above that ``made`` (after the factory), ``peak`` (the most
+        since the imports) and ``peak_ever`` (the most since the process began, as ``getrusage`` tells it). Where the
+        system cannot begin a new peak, the two are the same.
 
     Raises
     ------

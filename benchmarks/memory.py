@@ -1,0 +1,68 @@
+"""``python -m benchmarks memory``: the peak memory of a training step, a fresh process for each measurement."""
+
+import statistics
+
+from benchmarks.common import note, options, print_machine, save
+from benchmarks.train import CONTESTANTS
+from numtrans.bench import Contestant, ContestantError, peak_memory
+from numtrans.bench.models import SIZES, size_text
+from numtrans.checkpoint import check_folder
+
+MEASURES = {
+    "peak": "peak of two steps", "peak_ever": "the same by getrusage", "made": "of which model and batch",
+    "base": "before: Python and imports",
+}  # fmt: skip
+
+
+def add(commands):
+    """Add the command to the parser."""
+    command = commands.add_parser("memory", help="peak memory of a training step against PyTorch")
+    command.add_argument("--sizes", nargs="+", choices=SIZES, default=["S", "M", "L"], help="what is trained")
+    options(command, rounds=3)
+    command.set_defaults(run=run)
+
+
+def run(arguments):
+    """Measure each size, print a table, write the results."""
+    print_machine()
+    check_folder(arguments.out)
+    for case in arguments.sizes:
+        size = SIZES[case]
+        print(f"\n{case}: {size_text(size)}; {arguments.threads} thread(s)")
+        results = measure(size, arguments.threads, arguments.rounds)
+        save(arguments.out, f"memory-{case}", {"size": size, "threads": arguments.threads}, results)
+        report(results)
+
+
+def measure(size, threads, rounds):
+    """Name -> list of what `peak_memory` returned, or the error, for numtrans and PyTorch eager in turns."""
+    results = {}
+    for _ in range(rounds):
+        for key in ("numtrans", "eager"):
+            name, factory, extra = CONTESTANTS[key]
+            try:
+                found = peak_memory(Contestant(name, factory, {"size": size, **extra}, threads))
+                results.setdefault(name, []).append(found)
+            except ContestantError as error:
+                note(f"{name}: {error}")
+    return results
+
+
+def share(results, measure="peak", name="numtrans", peer="PyTorch eager"):
+    """The memory of a contestant as a share of its peer's, from the medians; NaN if one is missing."""
+    if not (results.get(name) and results.get(peer)):
+        return float("nan")
+    mine, other = (statistics.median(found[measure] for found in results[who]) for who in (name, peer))
+    return mine / other
+
+
+def report(results):
+    """Print the medians in MB."""
+    width = max(map(len, MEASURES.values()))
+    if not results:
+        return
+    print(f"{'MB':{width}s}" + "".join(f"{name:>16s}" for name in results) + f"{'share':>8s}")
+    for measure, text in MEASURES.items():
+        values = [statistics.median(found[measure] for found in those) / 1e6 for those in results.values()]
+        shown = f"{share(results, measure):8.2f}" if measure.startswith("peak") else ""
+        print(f"{text:{width}s}" + "".join(f"{value:16.1f}" for value in values) + shown, flush=True)
