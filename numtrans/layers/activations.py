@@ -3,6 +3,7 @@
 import math
 
 from numtrans.backend import erf, get_xp
+from numtrans.cache_blocks import in_blocks
 from numtrans.errors import ConfigError
 from numtrans.module import Module
 
@@ -119,13 +120,17 @@ class GELU(Module):
     def forward(self, x):
         """`x` (...) -> y (...)."""
         self.check_floating("input", x)
-        cdf, density = self.normal(x) if self.approximate == "none" else self.tanh_form(x)
-        # y = x * cdf; its derivative is made here, while x is in the cache
-        density *= x
-        density += cdf
-        self.save(density)
-        cdf *= x
-        return cdf
+        xp = get_xp(x)
+        phi = {"none": normal, "tanh": normal_tanh}[self.approximate]
+        y, derivative = xp.empty(x.shape, x.dtype), xp.empty(x.shape, x.dtype)
+        # the derivative is made here, while x is in the cache
+        for y_, derivative_, x_ in in_blocks((y, derivative), (x,)):
+            cdf, slope = phi(x_)
+            xp.multiply(x_, cdf, out=y_)                                    # x Phi(x)
+            slope *= x_
+            xp.add(cdf, slope, out=derivative_)                             # Phi(x) + x Phi'(x)
+        self.save(derivative)
+        return y
 
     def backward(self, dy):
         """Given dy (...), return dx (...)."""
@@ -133,35 +138,63 @@ class GELU(Module):
         self.check_dy(dy, derivative.shape, derivative)
         return dy * derivative
 
-    @staticmethod
-    def normal(x):
-        """The normal distribution function of `x` and its density."""
-        cdf = erf(x * math.sqrt(0.5))
-        cdf += 1
-        cdf *= 0.5
-        density = x * x
-        density *= -0.5
-        density = get_xp(x).exp(density)
-        density *= 1 / math.sqrt(2 * math.pi)
-        return cdf, density
 
-    @staticmethod
-    def tanh_form(x):
-        """The tanh form of the distribution function and its derivative."""
-        k = math.sqrt(2 / math.pi)
-        square = x * x
-        u = square * (0.044715 * k)
-        u += k
-        u *= x                                                              # k (x + 0.044715 x^3)
-        cdf = get_xp(x).tanh(u)
-        density = 1 - cdf * cdf
-        square *= 3 * 0.044715 * k
-        square += k                                                         # u'
-        density *= square
-        density *= 0.5
-        cdf += 1
-        cdf *= 0.5
-        return cdf, density
+def normal(x):
+    """The normal distribution function of `x`, and its derivative, the density."""
+    small = x.dtype == "float32" and get_xp(x).__name__ == "numpy"
+    cdf = (erf_float32 if small else erf)(x * math.sqrt(0.5))
+    cdf += 1
+    cdf *= 0.5
+    density = x * x
+    density *= -0.5
+    density = get_xp(x).exp(density)
+    density *= 1 / math.sqrt(2 * math.pi)
+    return cdf, density
+
+
+def erf_float32(x):
+    r"""The error function to the precision of float32: three times as fast as that of SciPy.
+
+    :math:`x\, p(x^2) / q(x^2)` with the coefficients of Eigen's ``erf``, within 4e-7. It reaches 1 before x is 4.
+    """
+    xp = get_xp(x)
+    x = xp.clip(x, -4, 4)
+    square = x * x
+    p = polynomial(ERF_P, square)
+    p *= x
+    p /= polynomial(ERF_Q, square)
+    return xp.clip(p, -1, 1, out=p)
+
+
+def polynomial(coefficients, x):
+    """The polynomial of `x` whose highest coefficient comes first."""
+    first, *others = coefficients
+    y = x * first
+    for coefficient in others[:-1]:
+        y += coefficient
+        y *= x
+    y += others[-1]
+    return y
+
+
+def normal_tanh(x):
+    r"""The tanh form of the normal distribution function, and its derivative.
+
+    It is a sigmoid, as :math:`\frac12 (1 + \tanh u) = \sigma(2u)`, whose derivative is
+    :math:`2u'\, \sigma (1 - \sigma)`.
+    """
+    k = math.sqrt(8 / math.pi)
+    square = x * x
+    v = square * (0.044715 * k)
+    v += k
+    v *= x                                                                  # 2u = k (x + 0.044715 x^3)
+    cdf = sigmoid(v)
+    square *= 3 * 0.044715 * k
+    square += k                                                             # 2u'
+    slope = 1 - cdf
+    slope *= cdf
+    slope *= square
+    return cdf, slope
 
 
 class Identity(Module):
@@ -180,12 +213,23 @@ class Identity(Module):
 
 
 def sigmoid(x):
-    """``1 / (1 + exp(-x))`` written with tanh, which cannot overflow."""
-    y = get_xp(x).tanh(x * 0.5)
+    """``1 / (1 + exp(-x))``."""
+    xp = get_xp(x)
+    y = -x
+    xp.minimum(y, math.log(float(xp.finfo(x.dtype).max)) - 1, out=y)  # else exp may overflow
+    xp.exp(y, out=y)
     y += 1
-    y *= 0.5
-    return y
+    return xp.reciprocal(y, out=y)
 
+
+ERF_P = (
+    2.2905065861350646e-04, 3.4082910107109506e-03, 5.0955695062380861e-02, 1.8520832239976145e-01,
+    1.128379143519084e00,
+)  # fmt: skip
+ERF_Q = (
+    -1.1791602954361697e-07, 2.3547966471313185e-05, 1.0179625278914885e-03, 1.4070470171167667e-02,
+    1.1098505178285362e-01, 4.9746925110067538e-01, 1.0,
+)  # fmt: skip
 
 ACTIVATIONS = {
     "relu": ReLU,

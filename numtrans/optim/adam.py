@@ -3,7 +3,8 @@
 import math
 
 from numtrans.backend import get_xp
-from numtrans.optim.optimizer import Optimizer, blocks
+from numtrans.cache_blocks import in_blocks
+from numtrans.optim.optimizer import Optimizer
 
 
 class Adam(Optimizer):
@@ -50,7 +51,7 @@ class Adam(Optimizer):
         beta1, beta2 = group["betas"]
         step_size = lr / (1 - beta1 ** state["step"])
         root2 = math.sqrt(1 - beta2 ** state["step"])
-        for p, g, m, v in blocks(parameter, state["m"], state["v"]):
+        for p, m, v, g in in_blocks((parameter.data, state["m"], state["v"]), (parameter.grad,)):
             # 1. weight decay
             if decay and self.decoupled:
                 p *= 1 - lr * decay

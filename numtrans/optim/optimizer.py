@@ -8,8 +8,6 @@ from numtrans.backend import backend_name, get_xp, to_device, to_numpy
 from numtrans.errors import ConfigError, StateDictError
 from numtrans.module import Parameter
 
-BLOCK = 1 << 16  # values: 256 KiB of float32, so that parameter, gradient and moments stay in the cache
-
 
 class Optimizer:
     """Base of `SGD`, `Adam` and `AdamW`. A subclass writes ``update``.
@@ -205,21 +203,3 @@ class Optimizer:
             for key, shape in shapes.items()
             if key in arrays and tuple(arrays[key].shape) != shape
         ]
-
-
-def blocks(parameter, *state):
-    """Yield ``(values, gradient, *state)`` of `parameter` in pieces that the processor's cache can hold.
-
-    An update of several passes over a large array reads and writes main memory in every pass; over a piece of 64k
-    values it does so once. On the GPU, or for an array that is not laid out row by row, the piece is the whole array.
-    """
-    xp = get_xp(parameter.data, parameter.grad)
-    written = (parameter.data, *state)
-    if xp is not np or not all(array.flags.c_contiguous for array in written):
-        yield parameter.data, parameter.grad, *state
-        return
-    values, *moments = (array.reshape(-1) for array in written)
-    gradient = parameter.grad.reshape(-1)
-    for start in range(0, values.size, BLOCK):
-        piece = slice(start, start + BLOCK)
-        yield values[piece], gradient[piece], *(moment[piece] for moment in moments)

@@ -1,6 +1,7 @@
 """Stochastic gradient descent."""
 
-from numtrans.optim.optimizer import Optimizer, blocks
+from numtrans.cache_blocks import in_blocks
+from numtrans.optim.optimizer import Optimizer
 
 
 class SGD(Optimizer):
@@ -43,7 +44,8 @@ class SGD(Optimizer):
 
     def update(self, parameter, state, group):
         lr, momentum, decay = group["lr"], group["momentum"], group["weight_decay"]
-        for p, g, *m in blocks(parameter, *(state[name] for name in self.state_names(group))):
+        moments = [state[name] for name in self.state_names(group)]
+        for p, *m, g in in_blocks((parameter.data, *moments), (parameter.grad,)):
             if decay:
                 g = g + decay * p
             if momentum:

@@ -4,10 +4,12 @@ import math
 
 import numpy as np
 import pytest
+import scipy.special
 from helpers import check_gradients, normal
 
+from numtrans.cache_blocks import BLOCK
 from numtrans.errors import ConfigError
-from numtrans.layers.activations import ACTIVATIONS, GELU, make_activation
+from numtrans.layers.activations import ACTIVATIONS, GELU, erf_float32, make_activation
 
 FORMULAS = {
     "relu": lambda x: max(x, 0.0),
@@ -53,3 +55,20 @@ def test_names():
         make_activation("swish")
     with pytest.raises(ConfigError, match=r"approximate is 'erf', expected 'none' or 'tanh'"):
         GELU("erf")
+
+
+def test_erf_float32_is_erf():
+    x = np.linspace(-6, 6, 100_001, dtype=np.float32)
+    np.testing.assert_allclose(erf_float32(x), scipy.special.erf(x.astype(np.float64)), rtol=4e-7, atol=0)
+    np.testing.assert_allclose(erf_float32(np.float32([-np.inf, 0, 100])), [-1, 0, 1], rtol=4e-7, atol=0)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_of_a_large_array_is_that_of_its_parts(approximate):
+    x = normal(3, BLOCK // 2, 2).astype(np.float32)[::-1, ::-1]  # more than one piece, and not laid out row by row
+    layer = GELU(approximate)
+    y = layer(x)
+    dx = layer.backward(np.ones_like(x))
+    part = x[1, 5:30]
+    np.testing.assert_array_equal(layer(part), y[1, 5:30])
+    np.testing.assert_array_equal(layer.backward(np.ones_like(part)), dx[1, 5:30])

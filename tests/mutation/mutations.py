@@ -58,7 +58,7 @@ LINEAR = Place("layers/linear.py", ("Linear", "TiedLinear"), ("layers/test_linea
 EMBEDDING = Place("layers/embedding.py", ("Embedding", "Embedding, scaled"), ("layers/test_embedding.py",))
 ACTIVATIONS = Place("layers/activations.py", ("ReLU", "GELU", "GELU, tanh form", "SiLU", "Sigmoid", "Tanh"),
                     ("layers/test_activations.py", GOLDEN))  # fmt: skip
-DROPOUT = Place("layers/dropout.py", ("Dropout",), ("layers/test_dropout.py",))
+DROPOUT = Place("layers/dropout.py", ("Dropout",), ("layers/test_dropout.py", "parallel/test_threads.py"))
 SOFTMAX = Place("layers/softmax.py", ("Softmax", "Softmax, axis 1", "LogSoftmax"), ("layers/test_softmax.py", FAULTS))
 MASKS = Place("layers/masks.py", (), ("layers/test_masks.py", "layers/test_attention.py"))
 ATTENTION = Place("layers/attention.py", ("ScaledDotProductAttention", "Attention, causal", "Attention, dropout"),
@@ -101,12 +101,15 @@ OPTIM_TESTS = ("optim/test_optimizers.py", "faults/test_faults_losses_optim.py",
 ADAM = Place("optim/adam.py", (), OPTIM_TESTS)
 SGD = Place("optim/sgd.py", (), OPTIM_TESTS)
 OPTIMIZER = Place("optim/optimizer.py", (), OPTIM_TESTS)
+CACHE_BLOCKS = Place("cache_blocks.py", (), ("test_cache_blocks.py", "optim/test_optimizers.py"))
 GROUPS = Place("optim/groups.py", (), OPTIM_TESTS)
 CLIPPING = Place("optim/clipping.py", (), ("optim/test_clipping.py",))
 SCHEDULES = Place("optim/schedules.py", (), ("optim/test_schedules.py",))
 MODULE = Place("module.py", ("Linear",), ("test_module.py",))
 REDUCTIONS = Place("reductions.py", ("LayerNorm", "RMSNorm"), ("layers/test_normalization.py",))
 CHECKPOINT = Place("checkpoint.py", (), ("training/test_checkpoint.py", "training/test_training.py"))
+THREADS = Place("parallel/threads.py", (), ("parallel/test_threads.py",))
+PIECES = Place("parallel/pieces.py", (), ("parallel/test_threads.py",))
 TRAINING = Place("training.py", (), ("training/test_training.py",))
 
 CACHED = {"components": (), "tests": ("layers/test_kv_cache.py", "models/test_cached.py")}
@@ -145,15 +148,17 @@ MUTATIONS = [
     Mutation("relu-backward-all", ACTIVATIONS, "return dy * positive", "return dy * 1", "ReLU's backward cuts nothing"),
     Mutation("sigmoid-derivative", ACTIVATIONS, "dy * y * (1 - y)", "dy * (1 - y)",
              "derivative of the sigmoid is 1 - y"),
-    Mutation("sigmoid-forward", ACTIVATIONS, "tanh(x * 0.5)", "tanh(x)", "sigmoid(2x) for sigmoid(x)"),
+    Mutation("sigmoid-forward", ACTIVATIONS, "y = -x\n", "y = -2 * x\n", "sigmoid(2x) for sigmoid(x)"),
     Mutation("tanh-derivative", ACTIVATIONS, "dy * (1 - y * y)", "dy * (1 - y)", "y not squared"),
     Mutation("silu-product-rule", ACTIVATIONS, "dy * (s + y * (1 - s))", "dy * s",
              "second term of the product rule lost"),
-    Mutation("gelu-density-without-x", ACTIVATIONS, "density *= x\n", "density *= 1\n", "x missing before the density"),
-    Mutation("gelu-root-two", ACTIVATIONS, "erf(x * math.sqrt(0.5))", "erf(x)", "x not divided by sqrt 2"),
+    Mutation("gelu-density-without-x", ACTIVATIONS, "slope *= x_\n", "slope *= 1\n", "x missing before the density"),
+    Mutation("gelu-root-two", ACTIVATIONS, "(x * math.sqrt(0.5))", "(x)", "x not divided by sqrt 2"),
+    Mutation("gelu-float32-erf", ACTIVATIONS, "1.8520832239976145e-01", "1.8502832239976145e-01",
+             "two digits of a coefficient exchanged"),
     Mutation("gelu-tanh-cube", ACTIVATIONS, "square *= 3 * 0.044715 * k", "square *= 0.044715 * k",
              "derivative of the cube without its 3"),
-    Mutation("gelu-tanh-constant", ACTIVATIONS, "u = square * (0.044715 * k)", "u = square * (0.44715 * k)",
+    Mutation("gelu-tanh-constant", ACTIVATIONS, "v = square * (0.044715 * k)", "v = square * (0.44715 * k)",
              "constant with a slipped point"),
     # ---- dropout
     Mutation("dropout-backward-scale", DROPOUT, "dx *= 1 / (1 - self.p)", "dx *= 1", "1 / (1 - p) missing in backward"),
@@ -589,7 +594,7 @@ MUTATIONS = [
              "bias correction of m missing"),
     Mutation("adam-bias-v", ADAM, 'math.sqrt(1 - beta2 ** state["step"])', "1.0", "bias correction of v missing"),
     Mutation("adam-bias-step", ADAM, 'beta1 ** state["step"]', 'beta1 ** (state["step"] + 1)', "steps counted from 2"),
-    Mutation("adam-eps-before", ADAM, "u /= root2\n            u += eps", "u += eps\n            u /= root2",
+    Mutation("adam-eps-before", ADAM, "u += eps * root2", "u += eps",
              "eps before the correction"),
     Mutation("adam-eps-inside", ADAM, "xp.sqrt(v, out=u)", "xp.sqrt(v + eps, out=u)", "eps inside the root as well"),
     Mutation("adam-v-beta", ADAM, "u *= 1 - beta2", "u *= 1 - beta1", "second moment with beta1"),
@@ -601,10 +606,13 @@ MUTATIONS = [
     Mutation("sgd-decay-sign", SGD, "g = g + decay * p", "g = g - decay * p", "weights grow"),
     Mutation("optimizer-tied-twice", OPTIMIZER, 'list(dict.fromkeys(group["params"]))', 'list(group["params"])',
              "a parameter given twice is stepped twice"),
-    Mutation("optimizer-frozen", OPTIMIZER, "if parameter.requires_grad and parameter.grad is not None:",
-             "if parameter.grad is not None:", "frozen parameters are stepped"),
-    Mutation("optimizer-blocks", OPTIMIZER, "gradient[piece]", "gradient[: values[piece].size]",
+    Mutation("optimizer-frozen", OPTIMIZER, "if parameter.requires_grad and parameter.grad is not None",
+             "if parameter.grad is not None", "frozen parameters are stepped"),
+    Mutation("cache-blocks-first", CACHE_BLOCKS, "yield [array[piece] for array in flat]",
+             "yield [*(array[piece] for array in flat[:-1]), flat[-1][: flat[0][piece].size]]",
              "later pieces of a large parameter use the first piece's gradient"),
+    Mutation("cache-blocks-tail", CACHE_BLOCKS, "range(0, flat[0].size, BLOCK)",
+             "range(0, flat[0].size - BLOCK + 1, BLOCK)", "the last, shorter piece is left out"),
     Mutation("optimizer-step-lost", OPTIMIZER, '{"step": int(step)}', '{"step": 0}', "step counts not loaded"),
     Mutation("optimizer-group-rates", OPTIMIZER, 'group["lr"] = self._lr * group["lr_scale"]', 'group["lr"] = self._lr',
              "groups lose their own rates"),
@@ -654,11 +662,24 @@ MUTATIONS = [
     Mutation("reductions-mean", REDUCTIONS, "mean *= 1 / x.shape[-1]", "mean *= 1 / (x.shape[-1] - 1)",
              "mean over D - 1"),
     # ---- training
-    Mutation("training-batches-weighted", TRAINING,
-             '{"normalizer": self.loss.count(targets)} if len(pieces) > 1 else {}', "{}",
-             "each micro-batch takes its own mean"),
-    Mutation("training-padding-counted", TRAINING, "self.loss.count(targets)", "targets.size",
-             "ignored tokens in the divisor of micro-batches"),
+    Mutation("parallel-pieces-weighted", THREADS, "divisor(self.loss, targets) if len(pieces) > 1 else {}", "{}",
+             "each piece takes its own mean"),
+    Mutation("parallel-padding-counted", PIECES, "count = loss.count(targets)", "count = targets.size",
+             "ignored tokens in the divisor of the pieces"),
+    Mutation("parallel-split-tail", PIECES, "[size * i // pieces for", "[size // pieces * i for",
+             "last rows of an uneven split dropped"),
+    Mutation("parallel-first-piece-only", THREADS, "for piece in own)", "for piece in own[:1])",
+             "later pieces of a shard dropped"),
+    Mutation("parallel-first-shard-only", THREADS, "for twin in twins:", "for twin in twins[1:]:",
+             "gradients of the second shard dropped"),
+    Mutation("parallel-one-mask", PIECES, "module.counter, module.rows = counter, (first, count)",
+             "module.counter, module.rows = counter, None", "every piece draws the mask of the first rows"),
+    Mutation("parallel-counters-run-on", PIECES, "module.counter, module.rows = counter, (first, count)",
+             "module.rows = (first, count)", "a piece draws later masks than the one before"),
+    Mutation("parallel-stale-twins", THREADS, "shard.follow(self.shards[0])", "pass",
+             "twins keep old weights, modes and gradients"),
+    Mutation("dropout-place", DROPOUT, "first * (math.prod(shape) // count)", "first",
+             "the part of the mask starts at the row and not at its numbers"),
     Mutation("training-gradients-kept", TRAINING, "# 2. gradients\n            self.model.zero_grad()",
              "# 2. gradients",
              "gradients of earlier steps not cleared"),
@@ -676,8 +697,6 @@ MUTATIONS = [
              "dropout's counters not restored"),
     Mutation("training-failed-step-random", TRAINING, "self.model.load_random_state(counters)", "pass",
              "a failed step leaves the counters advanced"),
-    Mutation("training-split-tail", TRAINING, "size * (i + 1) // pieces)", "size * i // pieces + size // pieces)",
-             "last rows of an uneven split dropped"),
     # ---- mistakes that the gradient check cannot see: the wrong function, rightly differentiated
     Mutation("padding-hides-queries", MASKS, "(ids != pad_id)[:, None, None, :]", "(ids != pad_id)[:, None, :, None]",
              "padding hides queries, not keys"),
@@ -732,22 +751,22 @@ MUTATIONS = [
              "transposed arrays are saved scrambled"),
     Mutation("checkpoint-in-place", CHECKPOINT, 'temporary = path.with_name(f".{path.name}.tmp")', "temporary = path",
              "an interrupted save destroys the old file"),
-    Mutation("training-loss-of-last-piece", TRAINING, "total = total + self.loss", "total = self.loss",
-             "loss of the last micro-batch only"),
     Mutation("training-patience", TRAINING, ">= self.patience", "> self.patience", "one evaluation too patient"),
     Mutation("training-last-evaluation", TRAINING, "(step == steps or _due(self.evaluate_every, step))",
              "_due(self.evaluate_every, step)", "no evaluation at the end"),
     Mutation("training-last-save", TRAINING, "self.out is not None and self._saved_step != self.step", "False",
              "an early end saves nothing"),
-    Mutation("recompute-counters", RECOMPUTE, "set_forward_state(self.module, state)", "pass",
+    Mutation("recompute-counters", RECOMPUTE, "set_forward_state(state)", "pass",
              "other random numbers in the second forward"),
-    Mutation("recompute-counters-after", RECOMPUTE, "set_forward_state(self.module, now)", "pass",
+    Mutation("recompute-counters-after", RECOMPUTE, "set_forward_state(now)", "pass",
              "the next pass draws the same random numbers again"),
-    Mutation("recompute-statistics", RECOMPUTE, "setattr(part, name, array)", "pass", "running statistics move twice",
+    Mutation("recompute-statistics", RECOMPUTE, ", *buffers.items()", "", "running statistics move twice",
              components=()),
     Mutation("recompute-statistics-view", RECOMPUTE, "getattr(part, name).copy()", "getattr(part, name)",
              "buffers that are written in place are not put back", components=()),
-    Mutation("recompute-mode", RECOMPUTE, "part.training = training", "pass", "the mode of backward, not of forward",
+    Mutation("recompute-mode", RECOMPUTE, '"training", "counter"', '"counter"', "the mode of backward, not of forward",
+             components=()),
+    Mutation("recompute-rows", RECOMPUTE, '"counter", "rows"', '"counter"', "masks of other rows of the batch",
              components=()),
     Mutation("recompute-kwargs", RECOMPUTE, "self.save(inputs, kwargs, state)", "self.save(inputs, {}, state)",
              "no mask in the second forward"),

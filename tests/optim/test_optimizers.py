@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pytest
 
+from numtrans.cache_blocks import BLOCK
 from numtrans.errors import ConfigError, StateDictError
 from numtrans.module import Module, Parameter
 from numtrans.optim import SGD, Adam, AdamW, no_decay
-from numtrans.optim.optimizer import BLOCK, Optimizer
+from numtrans.optim.optimizer import Optimizer
 
 
 def run(optimizer, parameter, gradients):
