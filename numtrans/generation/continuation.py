@@ -131,13 +131,12 @@ def evaluating(model, parts=None):
 
     `parts`, by default those of ``model.modules()``, saves the search for them where it is entered for each token.
     """
-    parts = list(model.modules()) if parts is None else parts
-    modes = [part.training for part in parts]
-    for part in parts:
+    in_training = [part for part in (model.modules() if parts is None else parts) if part.training]
+    for part in in_training:
         part.training = False
     try:
         with no_grad():
             yield
     finally:
-        for part, training in zip(parts, modes):
-            part.training = training
+        for part in in_training:
+            part.training = True

@@ -40,14 +40,10 @@ def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
     """
     check_sampling("probabilities", temperature, top_k, top_p, min_p)
     z = np.asarray(logits, np.float64)
-    if z.ndim != 2 or z.shape[1] == 0:
-        raise ShapeError(f"probabilities: logits have shape {z.shape}, expected (B, V) with at least one token")
-    largest = z.max(axis=-1, keepdims=True)
-    check_finite("probabilities", largest)
-    if np.isneginf(largest).any():
-        raise ConfigError("probabilities: every token of a row has the logit -inf, so that none may come")
+    token = likeliest(z, "probabilities")[:, None]                          # (B, 1)
     if temperature == 0:
-        return (np.arange(z.shape[-1]) == z.argmax(axis=-1)[:, None]).astype(np.float64)
+        return (np.arange(z.shape[-1]) == token).astype(np.float64)
+    largest = np.take_along_axis(z, token, axis=-1)
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to -inf, which is right
         p = np.exp((z - largest) / temperature)
     p /= p.sum(axis=-1, keepdims=True)
@@ -60,6 +56,21 @@ def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
     if min_p is not None:
         p[p < min_p * p.max(axis=-1, keepdims=True)] = 0
     return p / p.sum(axis=-1, keepdims=True)
+
+
+def likeliest(logits, owner="likeliest"):
+    """The token with the largest of `logits` (B, V) in each row, (B,); of equal ones the first. Raises as `probabilities`.
+
+    `owner` is named in errors.
+    """
+    if logits.ndim != 2 or logits.shape[1] == 0:
+        raise ShapeError(f"{owner}: logits have shape {logits.shape}, expected (B, V) with at least one token")
+    token = logits.argmax(axis=-1)  # the place of a NaN, if there is one
+    largest = np.take_along_axis(logits, token[:, None], axis=-1)           # (B, 1)
+    check_finite(owner, largest)
+    if np.isneginf(largest).any():
+        raise ConfigError(f"{owner}: every token of a row has the logit -inf, so that none may come")
+    return token
 
 
 def largest_of(z, k):

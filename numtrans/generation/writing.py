@@ -11,6 +11,7 @@ from numtrans.generation.sampling import (
     check_sampling,
     check_tokens,
     draw,
+    likeliest,
     penalize,
     probabilities,
     seen_tokens,
@@ -138,8 +139,11 @@ def stream(
             logits[:, suppress] = -np.inf
             if seen is not None:
                 logits = penalize(logits, seen, repetition_penalty)
-            p = probabilities(logits, temperature, top_k, top_p, min_p)     # (B, V)
-            token = draw(p, [generator.random() for generator in generators])
+            if temperature == 0:
+                token = likeliest(logits, owner)                            # (B,)
+            else:
+                p = probabilities(logits, temperature, top_k, top_p, min_p)  # (B, V)
+                token = draw(p, [generator.random() for generator in generators])
             token = np.where(ended, fill, token)                            # (B,)
             ended |= np.isin(token, ends)
             text.extend(token)
