@@ -37,6 +37,8 @@ def train_options(train):
     add("--vocab-size", type=positive, help="most ids of --tokenizer bpe (default 1000), or of --task pairs (8000)")
     add("--objective", choices=tuple(OBJECTIVES), help="with --task text: predict the next token with a GPT, masked "
         "tokens with a BERT, or cut-out spans with a T5 (default clm)")
+    add("--worker-kind", choices=("threads", "processes"), default="threads",
+        help="what the workers are (default threads; processes on Linux)")
     add("--resume", action="store_true", help="go on with the run in --out, with its own settings")
     add("--overwrite", action="store_true", help="begin anew in a folder that holds a run")
     add("--steps", type=positive, help="training steps, those before a resume included")
@@ -97,8 +99,9 @@ def run_train(arguments):
     if comm is None or comm.rank == 0:
         print(f"{type(run.model).__name__} with {run.model.num_parameters():,} parameters, {settings['steps']} steps")
     trainer = train_run(
-        run, task, out, resume=arguments.resume, overwrite=arguments.overwrite, workers=arguments.workers, comm=comm
-    )
+        run, task, out, resume=arguments.resume, overwrite=arguments.overwrite, workers=arguments.workers,
+        worker_kind=arguments.worker_kind, comm=comm,
+    )  # fmt: skip
     if trainer.shards.rank:  # rank 0 of MPI writes and tells the rest
         return 0
     history = trainer.history

@@ -45,8 +45,6 @@ class Shards:
 
     rank, ranks = 0, 1  # of MPI, see `Ranks`: here there is one
 
-    rank, ranks = 0, 1  # of MPI, see `Ranks`: here there is one
-
     def __init__(self, model, loss, workers=None, micro_batches=1):
         if workers is not None and workers > 1:
             check_split(model)
