@@ -4,10 +4,10 @@ import argparse
 import signal
 import sys
 
-from benchmarks import imports, memory, train
+from benchmarks import generate, growth, imports, memory, train
 from numtrans.errors import NumtransError
 
-COMMANDS = (train, memory, imports)  # files, in the order of the help
+COMMANDS = (train, generate, memory, imports, growth)  # files, in the order of the help
 
 
 def main(argv=None):

@@ -32,3 +32,21 @@ def train(cases, path, peer="PyTorch eager"):
 def ran(results, name):
     """Whether a contestant has samples."""
     return bool(results["contestants"].get(name, {}).get("rounds"))
+
+
+def growth(cases, path):
+    """Time against batch, layers and prefix, each with the line that fits best."""
+    from benchmarks.growth import line_fit, measured
+
+    figure = new_figure(10, 3.2)
+    for axis, (name, case), color in zip(figure.subplots(1, 3), cases.items(), COLORS):
+        points, seconds = measured(case)
+        if len(points) > 1:
+            fixed, slope, residual = line_fit(points, seconds)
+            axis.plot(points, [1e3 * (fixed + slope * x) for x in points], color=BLACK, linewidth=1)
+            axis.set_title(f"{name}: a line to {residual:.0%}", fontsize="medium")
+        axis.plot(points, [1e3 * s for s in seconds], "o", color=color)
+        axis.set_xlabel(name)
+        axis.set_ylabel("milliseconds a step")
+        axis.set_ylim(bottom=0)
+    saved(figure, path)

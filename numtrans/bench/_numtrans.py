@@ -2,13 +2,18 @@
 
 import os
 
+import numpy as np
+
 from numtrans.bench.models import LEARNING_RATE, WEIGHT_DECAY, batch
+from numtrans.generation import generate
 from numtrans.losses import CrossEntropyLoss
 from numtrans.memory import keep_freed_memory
 from numtrans.models import BERT, GPT, Transformer
 from numtrans.models.configs import BERTConfig, GPTConfig, TransformerConfig
+from numtrans.module import no_grad
 from numtrans.optim import AdamW, no_decay
-from numtrans.parallel.threads import Shards
+from numtrans.parallel import Shards
+from numtrans.pretrained import from_pretrained
 
 THREADS = int(os.environ.get("NUMTRANS_BENCH_THREADS", "1"))
 
@@ -57,3 +62,31 @@ def training_step(model, inputs, targets):
         return float(value)
 
     return step
+
+
+def cached_step(prefix):
+    """A step of one token after `prefix` tokens that the cache holds: GPT, 6 layers of width 384."""
+    model = GPT(GPTConfig(65, prefix + 1, d_model=384, num_heads=6, num_layers=6, dropout=0.0), rng=0).eval()
+    cache = model.make_cache(prefix + 1)
+    ids = np.arange(prefix)[None] % 65
+    with no_grad():
+        for start in range(0, prefix, 256):
+            model(ids[:, start : start + 256], cache=cache)
+    token = np.array([[1]])
+
+    def step():
+        with no_grad():
+            logits = model(token, cache=cache)
+        for layer in cache.own:  # the next step is to find the cache as this one did
+            layer.length = prefix
+        return float(logits[0, 0, 0])
+
+    return step, {"cache_bytes": cache.nbytes}
+
+
+def generate_from(folder, prompt, tokens):
+    """Write `tokens` tokens greedily after `prompt`, with the model of a Hugging Face `folder`."""
+    keep_freed_memory()
+    model = from_pretrained(folder)
+    ids = np.array([prompt])
+    return lambda: generate(model, ids, tokens, temperature=0)[0, len(prompt) :].tolist(), {}

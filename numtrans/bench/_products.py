@@ -92,3 +92,20 @@ def attention(batch, heads, tokens, d):
 def filled(*shape):
     """A float32 array that is there in memory; what it holds does not matter to the time."""
     return np.full(shape, 0.01, np.float32)
+
+
+def read_memory(megabytes):
+    """Products of a matrix of so many megabytes with a vector, its rows shared out among the threads: memory speed."""
+    columns = 768
+    rows = round(megabytes * 1e6 / 4 / columns)
+    W, x = filled(rows, columns), filled(columns)
+    out = np.empty(rows, np.float32)
+    bounds = [rows * i // THREADS for i in range(THREADS + 1)]
+    parts = [slice(low, high) for low, high in itertools.pairwise(bounds)]
+    threadpool_limits(1, "blas")
+    pool = ThreadPoolExecutor(THREADS)
+
+    def run():
+        list(pool.map(lambda part: np.dot(W[part], x, out=out[part]), parts))
+
+    return run, {"bytes": W.nbytes}

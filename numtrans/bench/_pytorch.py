@@ -143,3 +143,44 @@ def small_weights(model):
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, 0.0, 0.02)
+
+
+def load_language_model(folder):
+    """The model of a Hugging Face `folder` in transformers, float32, and what its attention is."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return model, {"attention": model.config._attn_implementation}
+
+
+def generate_from(folder, prompt, tokens):
+    """Write `tokens` tokens greedily after `prompt` with ``generate`` of transformers, not compiled."""
+    model, facts = load_language_model(folder)
+    ids = torch.tensor([prompt])
+
+    def run():
+        with torch.inference_mode():
+            written = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens,
+                do_sample=False, eos_token_id=None, pad_token_id=0,
+            )  # fmt: skip
+        return written[0, len(prompt) :].tolist()
+
+    return run, facts
+
+
+def loop_from(folder, prompt, tokens):
+    """The same with a plain loop over the forward of the model, which does without the checks of ``generate``."""
+    model, facts = load_language_model(folder)
+    ids = torch.tensor([prompt])
+
+    def run():
+        written, given, past = [], ids, None
+        with torch.inference_mode():
+            while len(written) < tokens:
+                out = model(given, past_key_values=past, use_cache=True, logits_to_keep=1)
+                given, past = out.logits[:, -1:].argmax(-1), out.past_key_values
+                written.append(given.item())
+        return written
+
+    return run, facts
