@@ -101,9 +101,9 @@ def test_gradients_are_added_and_the_workers_follow_the_model():
     ids, targets = batch()
     with Processes(model, CrossEntropyLoss(), 2) as workers:
         workers.gradients(ids, targets)
-        pids = children(os.getpid())
+        pids, doubled = children(os.getpid()), {name: 2 * array for name, array in model.state_dict().items()}
         for change in (
-            lambda: model.load_state_dict({name: 2 * array for name, array in model.state_dict().items()}),
+            lambda: model.load_state_dict(doubled),
             lambda: model.layers.layers[0].feedforward.sublayer.linear1.b.__setattr__("requires_grad", False),
             lambda: None,
         ):
@@ -114,6 +114,7 @@ def test_gradients_are_added_and_the_workers_follow_the_model():
             got = {name: parameter.grad for name, parameter in model.named_parameters()}
             assert_follows(model, ids, targets, got)
         assert children(os.getpid()) == pids
+        assert all((model.state_dict()[name] == array).all() for name, array in doubled.items())
         for change in (lambda: model.layers.layers.pop(), lambda: model.astype(np.float32)):
             change()
             model.zero_grad()
