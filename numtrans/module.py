@@ -171,21 +171,7 @@ class Module:
 
     def modules(self):
         """List of this module and all parts, each once, in the order of `named_modules`."""
-        found = {}  # training asks for it in every step, so without names, which cost most of the time
-        self._find_modules(found)
-        return list(found.values())
-
-    def _find_modules(self, found):
-        if id(self) in found:
-            return
-        found[id(self)] = self
-        for value in vars(self).values():
-            if isinstance(value, Module):
-                value._find_modules(found)
-            elif isinstance(value, (list, tuple)):
-                for item in value:
-                    if isinstance(item, Module):
-                        item._find_modules(found)
+        return find_parts(self)[0]
 
     def named_parameters(self):
         """Yield (path, parameter), each parameter once: a tied one under its first name."""
@@ -198,8 +184,7 @@ class Module:
 
     def parameters(self):
         """List of all parameters, each once, in the order of `named_parameters`."""
-        values = (value for module in self.modules() for value in vars(module).values())
-        return list(dict.fromkeys(value for value in values if isinstance(value, Parameter)))
+        return find_parts(self)[1]
 
     def register_buffer(self, name, array):
         """Keep `array` as attribute `name`: saved and moved with the module, but not learned."""
@@ -347,6 +332,49 @@ class Module:
             raise ShapeError(
                 f"{type(self).__name__}: dy has shape {tuple(dy.shape)}, expected that of the output, {tuple(shape)}"
             )
+
+
+def find_parts(module):
+    """All modules of the tree of `module` and all their parameters, each once.
+
+    The order is that of `Module.named_modules` and `Module.named_parameters`. Training asks for them in every step, so
+    this does without names, which cost most of the time, and asks each type only once what it is.
+
+    Returns
+    -------
+    modules : list of Module
+    parameters : list of Parameter
+    """
+    modules, parameters = {}, {}
+
+    def visit(module):
+        if id(module) in modules:
+            return
+        modules[id(module)] = module
+        parts = []
+        for value in vars(module).values():
+            kind = _kinds.get(type(value)) or _kind_of(type(value))
+            if kind is Module:
+                parts.append(value)
+            elif kind is Parameter:
+                parameters[id(value)] = value
+            elif kind is list and value:
+                parts.extend(item for item in value if isinstance(item, Module))
+        for part in parts:
+            visit(part)
+
+    visit(module)
+    return list(modules.values()), list(parameters.values())
+
+
+_kinds = {}
+
+
+def _kind_of(cls):
+    """Which of the types that matter for `find_parts` the class `cls` is; `object` for none."""
+    kind = next((kind for kind in (Module, Parameter, list, tuple) if issubclass(cls, kind)), object)
+    _kinds[cls] = list if kind is tuple else kind
+    return _kinds[cls]
 
 
 def _like(array, target):

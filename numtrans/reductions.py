@@ -13,16 +13,15 @@ _ones = {}
 
 def ones(xp, n, dtype):
     """A vector of `n` ones, made once for each dtype and grown when needed. Do not write into it."""
-    key = xp.__name__, xp.dtype(dtype).char
-    vector = _ones.get(key)
+    vector = _ones.get((xp, dtype))
     if vector is None or vector.size < n:
-        vector = _ones[key] = xp.ones(n, dtype)
+        vector = _ones[xp, dtype] = xp.ones(n, dtype)
     return vector[:n]
 
 
 def rows(x):
     """`x` (..., D) as a matrix (N, D), one row a token."""
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # -1 would not do for D = 0
+    return x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # -1 would not do for D = 0
 
 
 def sum_rows(x):

@@ -216,7 +216,8 @@ def sigmoid(x):
     """``1 / (1 + exp(-x))``."""
     xp = get_xp(x)
     y = -x
-    xp.minimum(y, math.log(float(xp.finfo(x.dtype).max)) - 1, out=y)  # else exp may overflow
+    limit = math.log(float(xp.finfo(x.dtype).max)) - 1
+    xp.clip(y, -limit, limit, out=y)  # else exp may overflow
     xp.exp(y, out=y)
     y += 1
     return xp.reciprocal(y, out=y)

@@ -73,15 +73,17 @@ class LayerNorm(Module):
         xhat, sigma = self.saved()
         self.check_dy(dy, xhat.shape, xhat)
         # 3. y = gamma * xhat + beta
+        dx = dy * xhat
         if self.beta is not None:
             self.beta.add_grad(sum_rows(dy))                                # (D,)
-        self.gamma.add_grad(sum_rows(dy * xhat))                            # (D,)
-        dx = dy * self.gamma.data                                           # dxhat, (..., D)
-        # 2. sigma depends on x: take out what lies along xhat
-        along = dot_last(dx, xhat) / self.d_model                           # (..., 1)
+        self.gamma.add_grad(sum_rows(dx))                                   # (D,)
+        along = dot_last(dx, self.gamma.data) / self.d_model                # mean of dxhat * xhat, (..., 1)
+        get_xp(dy).multiply(dy, self.gamma.data, out=dx)                    # dxhat, (..., D)
         # 1. mu depends on x: take out the mean
         dx -= mean_last(dx)
-        dx -= xhat * along
+        # 2. sigma depends on x: take out what lies along xhat, which is ours now
+        xhat *= along
+        dx -= xhat
         dx /= sigma
         return dx
 
@@ -132,10 +134,13 @@ class RMSNorm(Module):
         xhat, r = self.saved()
         self.check_dy(dy, xhat.shape, xhat)
         # 2. y = gamma * xhat
-        self.gamma.add_grad(sum_rows(dy * xhat))                            # (D,)
-        dx = dy * self.gamma.data                                           # dxhat, (..., D)
-        # 1. r depends on x: take out what lies along xhat
-        dx -= xhat * (dot_last(dx, xhat) / self.d_model)
+        dx = dy * xhat
+        self.gamma.add_grad(sum_rows(dx))                                   # (D,)
+        along = dot_last(dx, self.gamma.data) / self.d_model                # mean of dxhat * xhat, (..., 1)
+        get_xp(dy).multiply(dy, self.gamma.data, out=dx)                    # dxhat, (..., D)
+        # 1. r depends on x: take out what lies along xhat, which is ours now
+        xhat *= along
+        dx -= xhat
         dx /= r
         return dx
 

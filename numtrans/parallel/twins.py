@@ -2,7 +2,7 @@
 
 import copy
 
-from numtrans.module import Module, Parameter
+from numtrans.module import Module, Parameter, find_parts
 
 
 def make_twin(module, memo=None):
@@ -39,12 +39,12 @@ class Shard:
 
     def __init__(self, model, loss):
         self.model, self.loss = model, loss
-        self.modules, self.parameters = model.modules(), model.parameters()
+        self.modules, self.parameters = find_parts(model)
         self.dropouts = [module for module in self.modules if hasattr(module, "rows")]
 
     def is_current(self):
         """Whether the lists are still those of the model."""
-        return self.modules == self.model.modules() and self.parameters == self.model.parameters()
+        return (self.modules, self.parameters) == find_parts(self.model)
 
     def twin(self):
         """A shard with a twin of the model and one of the loss."""
