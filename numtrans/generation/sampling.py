@@ -59,9 +59,9 @@ def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
 
 
 def likeliest(logits, owner="likeliest"):
-    """The token with the largest of `logits` (B, V) in each row, (B,); of equal ones the first. Raises as `probabilities`.
+    """The token (B,) with the largest of `logits` (B, V) in each row; of equal ones the first.
 
-    `owner` is named in errors.
+    Raises as `probabilities`; `owner` is named in errors.
     """
     if logits.ndim != 2 or logits.shape[1] == 0:
         raise ShapeError(f"{owner}: logits have shape {logits.shape}, expected (B, V) with at least one token")

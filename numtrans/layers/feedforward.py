@@ -4,6 +4,7 @@ from numtrans.errors import ConfigError
 from numtrans.layers.activations import make_activation
 from numtrans.layers.dropout import Dropout
 from numtrans.layers.linear import Linear
+from numtrans.layers.side_by_side import map_together
 from numtrans.module import Module
 
 
@@ -91,8 +92,8 @@ class GatedFeedForward(Module):
     def forward(self, x):
         """`x` (..., D) -> y (..., D)."""
         # 1. the gate and the units that it scales
-        g = self.activation(self.gate_proj(x))                              # (..., F)
-        u = self.up_proj(x)                                                 # (..., F)
+        g, u = map_together(x, *self.siblings())                            # (..., F) each
+        g = self.activation(g)
         self.save(g, u)
         # 2. scale and project
         return self.down_proj(self.dropout(g * u))                          # (..., D)
@@ -106,6 +107,10 @@ class GatedFeedForward(Module):
         dx_up = self.up_proj.backward(dh * g)                               # (..., D)
         dx_gate = self.gate_proj.backward(self.activation.backward(dh * u))
         return dx_gate + dx_up
+
+    def siblings(self):
+        """The linear layers that share one input, see `lay_out_weights`."""
+        return self.gate_proj, self.up_proj
 
 
 class SwiGLU(GatedFeedForward):

@@ -9,6 +9,7 @@ from numtrans.layers.attention import ScaledDotProductAttention
 from numtrans.layers.kv_cache import check_no_grad
 from numtrans.layers.linear import Linear
 from numtrans.layers.rotary import RotaryPositionalEncoding
+from numtrans.layers.side_by_side import map_together
 from numtrans.module import Module
 
 
@@ -144,15 +145,22 @@ class MultiHeadAttention(Module):
         self.check_inputs(query, source, source if value is None else value)
         self.check_cache(cache, source, key)
         start = 0 if cache.fixed else cache.length
-        q = split_heads(self.q_proj(query), self.num_heads)                 # (B, H, Tq, d)
         if cache.fixed and cache.keys is not None:
-            k, v = cache.views()                                            # (B, G, Tk, d), (B, G, Tk, dv)
+            q, (k, v) = self.q_proj(query), cache.views()                   # (B, Tq, H d), (B, G, Tk, d), (.., dv)
         else:
-            k = split_heads(self.k_proj(source), self.num_kv_heads)
-            v = split_heads(self.v_proj(source if value is None else value), self.num_kv_heads)
+            if key is None and value is None:
+                q, k, v = map_together(query, *self.siblings())             # (B, Tq, H d), (B, Tq, G d), (.., G dv)
+            else:
+                q, k, v = self.q_proj(query), self.k_proj(source), self.v_proj(source if value is None else value)
+            k, v = split_heads(k, self.num_kv_heads), split_heads(v, self.num_kv_heads)
             k, v = cache.append(k if self.rotary is None else self.rotary(k, start), v)
+        q = split_heads(q, self.num_heads)                                  # (B, H, Tq, d)
         q = q if self.rotary is None else self.rotary(q, start)
         return self.out_proj(merge_heads(self.attention(q, k, v, mask, start)))  # (B, Tq, D)
+
+    def siblings(self):
+        """The linear layers that share one input in self-attention, see `lay_out_weights`."""
+        return self.q_proj, self.k_proj, self.v_proj
 
     def check_cache(self, cache, source, key):
         """Raise unless `cache` is of the kind that the call needs, and of its batch."""
