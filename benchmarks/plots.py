@@ -1,6 +1,6 @@
 """The pictures of the benchmarks."""
 
-from numtrans.bench import ratio
+from numtrans.bench import median_seconds, ratio
 from numtrans.figures import BLACK, COLORS, new_figure, saved
 
 
@@ -49,4 +49,28 @@ def growth(cases, path):
         axis.set_xlabel(name)
         axis.set_ylabel("milliseconds a step")
         axis.set_ylim(bottom=0)
+    saved(figure, path)
+
+
+def attention(cases, path):
+    """Time and extra memory against the number of tokens, both axes logarithmic."""
+    cases = {int(T): content["results"] for T, content in cases.items()}
+    cases = dict(sorted(cases.items()))
+    names = list(dict.fromkeys(name for results in cases.values() for name in results["contestants"]))
+    figure = new_figure(9, 3.6)
+    left, right = figure.subplots(1, 2)
+    for name, color, marker in zip(names, COLORS, "os^Dv*x"):
+        style = dict(color=color, marker=marker, label=name)
+        times = [(T, 1e3 * median_seconds(r, name)[0]) for T, r in cases.items() if ran(r, name)]
+        extra = [(T, r["extra"][name] / 1e6) for T, r in cases.items() if r.get("extra", {}).get(name, 0) > 0]
+        left.loglog(*zip(*times), **style) if times else None
+        right.loglog(*zip(*extra), **style) if extra else None
+    for axis, what in ((left, "milliseconds"), (right, "extra memory, MB")):
+        axis.set_xlabel("tokens T")
+        axis.set_ylabel(what)
+        axis.set_xscale("log", base=2)
+        axis.legend(fontsize="small", frameon=False)
+    left.set_title("Time")
+    right.set_title("Memory")
+    figure.suptitle("Attention forward and backward, causal, 8 heads of 64")
     saved(figure, path)

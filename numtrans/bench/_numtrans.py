@@ -6,6 +6,7 @@ import numpy as np
 
 from numtrans.bench.models import LEARNING_RATE, WEIGHT_DECAY, batch
 from numtrans.generation import generate
+from numtrans.layers import ScaledDotProductAttention
 from numtrans.losses import CrossEntropyLoss
 from numtrans.memory import keep_freed_memory
 from numtrans.models import BERT, GPT, Transformer
@@ -62,6 +63,21 @@ def training_step(model, inputs, targets):
         return float(value)
 
     return step
+
+
+def attention(tokens):
+    """Causal attention, forward and backward, the plain form: one sequence, 8 heads of 64."""
+    keep_freed_memory()
+    rng = np.random.default_rng(0)
+    q, k, v, dO = (rng.standard_normal((1, 8, tokens, 64), dtype=np.float32) for _ in range(4))
+    layer = ScaledDotProductAttention(causal=True)
+
+    def run():
+        layer(q, k, v)
+        layer.backward(dO)
+        layer.clear()
+
+    return run, {}
 
 
 def cached_step(prefix):

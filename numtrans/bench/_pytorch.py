@@ -145,6 +145,20 @@ def small_weights(model):
             nn.init.normal_(parameter, 0.0, 0.02)
 
 
+def attention(tokens):
+    """Causal attention, forward and backward, fused: one sequence, 8 heads of 64."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 8, tokens, 64, requires_grad=True) for _ in range(3))
+    dO = torch.randn(1, 8, tokens, 64)
+
+    def run():
+        for x in (q, k, v):
+            x.grad = None
+        F.scaled_dot_product_attention(q, k, v, is_causal=True).backward(dO)
+
+    return run, {}
+
+
 def load_language_model(folder):
     """The model of a Hugging Face `folder` in transformers, float32, and what its attention is."""
     from transformers import AutoModelForCausalLM

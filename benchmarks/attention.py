@@ -1,0 +1,81 @@
+"""``python -m benchmarks attention``: causal attention, forward and backward, over T tokens: time and extra memory.
+
+One sequence, 8 heads of 64 features, float32. Extra memory is the peak of a call above what is held before it: the
+inputs, the gradient of the output and the library.
+"""
+
+import math
+
+from benchmarks import plots
+from benchmarks.common import load, note, options, print_machine, print_times, save
+from numtrans.bench import Contestant, ContestantError, compete, peak_memory, ratio
+from numtrans.checkpoint import check_folder
+
+FUSED = "PyTorch fused"
+# name -> factory, and the longest T for which it takes part: the plain form makes arrays of (8, T, T)
+CONTESTANTS = {
+    "numtrans plain": ("numtrans.bench._numtrans:attention", 4096),
+    FUSED: ("numtrans.bench._pytorch:attention", math.inf),
+}
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+
+
+def add(commands):
+    """Add the command to the parser."""
+    command = commands.add_parser("attention", help="time and memory of attention against the number of tokens")
+    command.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS), metavar="T", help="tokens")
+    command.add_argument("--budget", type=float, default=2.0, help="seconds of a turn")
+    options(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments):
+    """Measure each T, print the tables, write the results and their plot."""
+    print_machine()
+    check_folder(arguments.out)
+    for tokens in arguments.lengths:
+        contestants = [
+            Contestant(name, factory, {"tokens": tokens}, arguments.threads)
+            for name, (factory, longest) in CONTESTANTS.items() if tokens <= longest
+        ]  # fmt: skip
+        print(f"\nT {tokens}, 8 heads of 64, causal, {arguments.threads} thread(s)", flush=True)
+        results = compete(contestants, arguments.rounds, budget=arguments.budget, limit=600.0, say=note)
+        print_times(results, FUSED)
+        save(arguments.out, f"attention-{tokens}", {"threads": arguments.threads}, results)
+        if results["interrupted"]:
+            break
+        results["extra"] = extra_memory(contestants)
+        save(arguments.out, f"attention-{tokens}", {"threads": arguments.threads}, results)
+        print_memory(results)
+    plots.attention(load(arguments.out, "attention"), arguments.out / "attention.png")
+
+
+def extra_memory(contestants):
+    """Name -> bytes that a call needs at its peak, for those that did not fail."""
+    found = {}
+    for contestant in contestants:
+        try:
+            measured = peak_memory(contestant, limit=600.0)
+            found[contestant.name] = measured["peak"] - measured["made"]
+        except ContestantError as error:
+            note(f"{contestant.name}: {error}")
+    return found
+
+
+def print_memory(results):
+    """Print the extra memory and its share of PyTorch's."""
+    for name, extra in results["extra"].items():
+        share = f", share of {FUSED} {memory_share(results, name):.2f}" if FUSED in results["extra"] else ""
+        print(f"  {name}: {extra / 1e6:.1f} MB extra{share}", flush=True)
+
+
+def memory_share(results, name):
+    """The extra memory of a contestant as a share of that of PyTorch's fused attention; NaN if one is missing."""
+    extra = results.get("extra", {})
+    return extra[name] / extra[FUSED] if name in extra and FUSED in extra else float("nan")
+
+
+def time_share(results, name):
+    """The time of a contestant as a share of that of PyTorch's fused attention; NaN if one is missing."""
+    present = name in results["contestants"] and FUSED in results["contestants"]
+    return ratio(results, name, FUSED)["median"] if present else float("nan")
