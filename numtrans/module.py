@@ -346,25 +346,25 @@ def find_parts(module):
     parameters : list of Parameter
     """
     modules, parameters = {}, {}
-
-    def visit(module):
-        if id(module) in modules:
-            return
-        modules[id(module)] = module
-        parts = []
-        for value in vars(module).values():
-            kind = _kinds.get(type(value)) or _kind_of(type(value))
-            if kind is Module:
-                parts.append(value)
-            elif kind is Parameter:
-                parameters[id(value)] = value
-            elif kind is list and value:
-                parts.extend(item for item in value if isinstance(item, Module))
-        for part in parts:
-            visit(part)
-
-    visit(module)
+    _visit(module, modules, parameters)
     return list(modules.values()), list(parameters.values())
+
+
+def _visit(module, modules, parameters):
+    if id(module) in modules:
+        return
+    modules[id(module)] = module
+    parts = []
+    for value in vars(module).values():
+        kind = _kinds.get(type(value)) or _kind_of(type(value))
+        if kind is Module:
+            parts.append(value)
+        elif kind is Parameter:
+            parameters[id(value)] = value
+        elif kind is list and value:
+            parts.extend(item for item in value if isinstance(item, Module))
+    for part in parts:
+        _visit(part, modules, parameters)
 
 
 _kinds = {}

@@ -1,7 +1,9 @@
 """The protocol of `Module`: what every layer and model promises, and the base class itself."""
 
 import copy
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -529,3 +531,18 @@ def test_forward_and_backward_are_to_be_written():
         Module()(X)
     with pytest.raises(TypeError, match="Module does not define backward"):
         Module().backward(X)
+
+
+def test_a_model_that_nobody_holds_is_gone_at_once():
+    """Without a cycle of references its arrays are freed with it, not when the garbage collector comes by."""
+    model = gpt()
+    y = model(IDS)
+    model.backward(np.ones_like(y))
+    model.parameters(), model.modules(), model.state_dict(), model.random_state()
+    watched = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        assert watched() is None
+    finally:
+        gc.enable()

@@ -7,6 +7,7 @@ from numtrans.errors import ConfigError
 from numtrans.module import Module, enable_grad, grad_enabled, no_grad
 
 OWN = ("module", "training", "_stack", "_buffers")  # attributes of a Checkpoint itself; all others are the module's
+STATE = ("training", "counter", "rows")  # the mode; the count of random draws, and for which rows of a batch they are
 
 
 class Checkpoint(Module):
@@ -55,12 +56,12 @@ class Checkpoint(Module):
         """What the module's backward returns."""
         inputs, kwargs, state = self.saved()
         now = forward_state(self.module)
-        set_forward_state(self.module, state)
+        set_forward_state(state)
         try:
             with enable_grad():
                 self.module(*inputs, **kwargs)
         finally:
-            set_forward_state(self.module, now)
+            set_forward_state(now)
         drop_transient(self.module)
         return self.module.backward(dy)
 
@@ -115,21 +116,18 @@ def is_stack(module):
 
 
 def forward_state(module):
-    """What a forward reads and changes besides inputs and parameters: counters, modes and buffers (copies)."""
-    parts = [
-        (part, part.training, {name: getattr(part, name).copy() for name in part._buffers}) for part in module.modules()
-    ]
-    return module.random_state(), parts
+    """What a forward reads and changes besides inputs and parameters: (part, name, value), with copies of buffers."""
+    state = []
+    for part in module.modules():
+        state += [(part, name, getattr(part, name)) for name in STATE if hasattr(part, name)]
+        state += [(part, name, getattr(part, name).copy()) for name in part._buffers]
+    return state
 
 
-def set_forward_state(module, state):
+def set_forward_state(state):
     """Put back what `forward_state` returned."""
-    counters, parts = state
-    module.load_random_state(counters)
-    for part, training, buffers in parts:
-        part.training = training
-        for name, array in buffers.items():
-            setattr(part, name, array)
+    for part, name, value in state:
+        setattr(part, name, value)
 
 
 def drop_transient(module):

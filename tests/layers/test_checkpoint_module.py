@@ -212,6 +212,17 @@ def test_masks_drawn_in_between_do_not_matter():
     assert module.counter == module.random_state()[""] == 2
 
 
+def test_rows_of_a_batch_that_are_dropped_from():
+    """A piece of the batch draws its part of the mask, also when another piece has come since."""
+    plain, module = Dropout(0.5, rng=rng()), Checkpoint(Dropout(0.5, rng=rng()))
+    for layer in (plain, module):
+        layer.rows = (2, 2)
+        layer(X)
+        layer.rows = (0, 2)
+    np.testing.assert_array_equal(module.backward(X), plain.backward(X))
+    assert module.rows == (0, 2)
+
+
 # ---- no_grad, errors
 
 
