@@ -113,11 +113,12 @@ def window_bias(xp, Tq, Tk, window, dtype):
 def causal_bias(xp, Tq, Tk, dtype):
     """`causal_mask` as an array (Tq, Tk) of 0 and -inf to add to scores; a view of a triangle that is made once."""
     n, key = max(Tq, Tk), (xp.__name__, xp.dtype(dtype).char)
-    if key not in _triangles or _triangles[key].shape[0] < n:
-        _triangles[key] = xp.triu(xp.full((n, n), -xp.inf, dtype), 1)
+    triangle = _triangles.get(key)
+    if triangle is None or triangle.shape[0] < n:  # another thread may put a smaller one there: look no second time
+        triangle = _triangles[key] = xp.triu(xp.full((n, n), -xp.inf, dtype), 1)
     if Tk >= Tq:
-        return _triangles[key][Tk - Tq : Tk, :Tk]
+        return triangle[Tk - Tq : Tk, :Tk]
     bias = xp.zeros((Tq, Tk), dtype)
     bias[: Tq - Tk] = -xp.inf  # the first queries come before every key
-    bias[Tq - Tk :] += _triangles[key][:Tk, :Tk]
+    bias[Tq - Tk :] += triangle[:Tk, :Tk]
     return bias

@@ -1,6 +1,6 @@
 """Tables that are made once and shared by threads: another thread may store a shorter one at any moment.
 
-The twins of a model have one dictionary of tables, and `numtrans.reductions` has one for the process.
+The twins of a model have one dictionary of tables; `numtrans.reductions` and the causal masks have one for the process.
 """
 
 import numpy as np
@@ -8,7 +8,7 @@ import pytest
 from helpers import normal
 
 from numtrans import reductions
-from numtrans.layers import RotaryPositionalEncoding, SinusoidalPositionalEncoding
+from numtrans.layers import RotaryPositionalEncoding, SinusoidalPositionalEncoding, masks
 from numtrans.parallel.twins import make_twin
 
 
@@ -43,3 +43,9 @@ def test_ones(monkeypatch):
     np.testing.assert_allclose(reductions.sum_last(x)[:, 0], x.sum(axis=1), rtol=1e-13)
     (stored,) = cache.values()
     assert len(stored) < 5
+
+def test_triangle_of_causal_bias(monkeypatch):
+    monkeypatch.setattr(masks, "_triangles", Overtaken())
+    for Tq, Tk in [(5, 5), (3, 5), (5, 3)]:
+        seen = masks.causal_bias(np, Tq, Tk, np.float32) == 0
+        np.testing.assert_array_equal(seen, masks.causal_mask(Tq, Tk))

@@ -199,7 +199,7 @@ MUTATIONS = [
     Mutation("causal-bias-strict", MASKS, "-xp.inf, dtype), 1)", "-xp.inf, dtype), 0)", "triangle hides the diagonal"),
     Mutation("causal-bias-one-ahead", MASKS, "-xp.inf, dtype), 1)", "-xp.inf, dtype), 2)",
              "triangle shows the next token"),
-    Mutation("causal-bias-top-left", MASKS, "_triangles[key][Tk - Tq : Tk, :Tk]", "_triangles[key][:Tq, :Tk]",
+    Mutation("causal-bias-top-left", MASKS, "triangle[Tk - Tq : Tk, :Tk]", "triangle[:Tq, :Tk]",
              "triangle aligned top left"),
     Mutation("causal-bias-more-queries", MASKS, "bias[: Tq - Tk] = -xp.inf", "bias[: Tq - Tk] = 0",
              "queries before all keys see them"),
