@@ -4,10 +4,10 @@ import argparse
 import signal
 import sys
 
-from benchmarks import attention, generate, growth, imports, memory, train
+from benchmarks import attention, demo, generate, growth, imports, memory, table, train
 from numtrans.errors import NumtransError
 
-COMMANDS = (train, attention, generate, memory, imports, growth)  # files, in the order of the help
+COMMANDS = (train, attention, generate, memory, imports, growth, demo, table)  # files, in the order of the help
 
 
 def main(argv=None):

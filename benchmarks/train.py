@@ -45,7 +45,8 @@ def run(arguments):
         save(arguments.out, f"train-{case}", {"size": size, "threads": threads}, results)
         if results["interrupted"]:
             break
-    plots.train(load(arguments.out, "train"), arguments.out / "train.png")
+    found = load(arguments.out, "train")
+    plots.train({case: found[case] for case in CASES if case in found}, arguments.out / "train.png")
 
 
 def report(results):

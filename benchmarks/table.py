@@ -1,0 +1,171 @@
+"""``python -m benchmarks table``: the goals and what was measured, as Markdown, from the JSON files of the results."""
+
+import math
+
+from benchmarks import attention, generate, growth, imports, memory, train
+from benchmarks.common import RESULTS, load
+from numtrans.bench import ratio
+from numtrans.bench.machine import describe
+
+STEP = {  # case -> most that a training step may take: of PyTorch eager, of PyTorch's best mode, of the products alone
+    "S": (0.80, 0.95, 1.35), "M": (0.80, 0.95, 1.05), "L": (0.80, 0.95, 1.25), "S-1-thread": (1.0, None, None),
+    "encoder-decoder": (1.0, None, None), "BERT": (1.0, None, None),
+}  # fmt: skip
+MEMORY = {"S": 0.80, "M": 0.80, "L": 0.95}
+ATTENTION_TIME, ATTENTION_MEMORY = 1.05, 0.40
+RATE, BOUND = 1.8, 0.75
+GROWTH, IMPORT, DEMO = 0.10, 1.5, 90
+
+
+def add(commands):
+    """Add the command to the parser."""
+    command = commands.add_parser("table", help="the goals and the results, as a table in Markdown")
+    command.add_argument("--out", type=type(RESULTS), default=RESULTS, metavar="DIR", help="folder of the results")
+    command.set_defaults(run=run)
+
+
+def run(arguments):
+    """Print the table, and below it when and where the numbers were taken."""
+    out = arguments.out
+    print("| what | goal | measured | met | command |\n|---|---|---|---|---|")
+    for rows in (train_rows, memory_rows, attention_rows, generate_rows, growth_rows, import_rows, demo_rows):
+        for what, goal, measured, met, command in rows(out):
+            print(f"| {what} | {goal} | {measured} | {met} | `{command}` |")
+    print()
+    for line in origins(out):
+        print(line)
+
+
+def at_most(value, goal):
+    """``"yes"`` or ``"no"``, for a number that is to be small; a dash if it was not measured."""
+    return "-" if not math.isfinite(value) else "yes" if value <= goal else "no"
+
+
+def spread(share):
+    """A ratio with its quarter points, marked if the machine was never quiet."""
+    return f"{share['median']:.2f} ({share['low']:.2f} to {share['high']:.2f}){'' if share['clean'] else ' ~'}"
+
+
+def share_row(what, share, goal, command):
+    """A row for a ratio of times that is to be small."""
+    return what, f"<= {goal:.2f}", spread(share), at_most(share["median"], goal), command
+
+
+def train_rows(out):
+    """Training steps against PyTorch eager, its best mode and the matrix products."""
+    cases = load(out, "train")
+    rows = []
+    for case, (eager, best, products) in STEP.items():
+        if case not in cases:
+            continue
+        results, command = cases[case]["results"], f"python -m benchmarks train --sizes {case}"
+        shares = {name: ratio(results, train.NUMTRANS, name) for name in results["contestants"]}
+        shares = {name: share for name, share in shares.items() if share["rounds"]}
+        if train.EAGER in shares:
+            rows.append(share_row(f"step {case}: of {train.EAGER}", shares[train.EAGER], eager, command))
+        modes = [name for name in (train.EAGER, train.COMPILED) if name in shares]
+        if best and modes:
+            quickest = max(modes, key=lambda name: shares[name]["median"])
+            rows.append(share_row(f"step {case}: of PyTorch's best ({quickest})", shares[quickest], best, command))
+        if products and train.PRODUCTS in shares:
+            rows.append(share_row(f"step {case}: of the {train.PRODUCTS}", shares[train.PRODUCTS], products, command))
+    return rows
+
+
+def memory_rows(out):
+    """Peak memory of a training step."""
+    cases = load(out, "memory")
+    rows = []
+    for case, goal in MEMORY.items():
+        if case in cases:
+            value, command = memory.share(cases[case]["results"]), f"python -m benchmarks memory --sizes {case}"
+            what = f"memory {case}: of {train.EAGER}"
+            rows.append((what, f"<= {goal:.2f}", f"{value:.2f}", at_most(value, goal), command))
+    return rows
+
+
+def attention_rows(out):
+    """Time and extra memory of attention, and how the memory grows between the two longest."""
+    cases = {int(tokens): content["results"] for tokens, content in load(out, "attention").items()}
+    name, command, rows, extra = attention.OURS, "python -m benchmarks attention", [], {}
+    for tokens in sorted(cases):
+        results = cases[tokens]
+        if name not in results["contestants"]:
+            continue
+        share = ratio(results, name, attention.FUSED)
+        rows.append(share_row(f"attention, T {tokens}: time, of {attention.FUSED}", share, ATTENTION_TIME, command))
+        value = attention.memory_share(results, name)
+        met = at_most(value, ATTENTION_MEMORY)
+        what = f"attention, T {tokens}: extra memory, of {attention.FUSED}"
+        rows.append((what, f"<= {ATTENTION_MEMORY:.2f}", f"{value:.2f}", met, command))
+        extra[tokens] = results.get("extra", {}).get(name, math.nan)
+    if len(extra) > 1:
+        (short, low), (long, high) = list(extra.items())[-2:]
+        power = math.log(high / low) / math.log(long / short)
+        what = f"attention: power of T that the memory follows, from T {short} to {long}"
+        rows.append((what, "1", f"{power:.2f}", at_most(abs(power - 1), 0.1), command))
+    return rows
+
+
+def generate_rows(out):
+    """Tokens a second."""
+    rows = []
+    for key, content in load(out, "generate").items():
+        results, title = content["results"], generate.MODELS[key]
+        command, peer = f"python -m benchmarks generate --models {key}", generate.quicker_peer(results)
+        if peer:
+            rate = 1 / ratio(results, generate.NUMTRANS, peer)["median"]
+            what = f"{title}: tokens/s, times those of {peer}"
+            rows.append((what, f">= {RATE}", f"{rate:.2f}", at_most(-rate, -RATE), command))
+        share = generate.bound_share(results, generate.NUMTRANS)
+        what = f"{title}: share of the memory-bandwidth bound"
+        rows.append((what, f">= {BOUND:.0%}", f"{share:.0%}", at_most(-share, -BOUND), command))
+    return rows
+
+
+def growth_rows(out):
+    """How far the time of a unit differs, and how far a cached step is from a line."""
+    rows, command = [], "python -m benchmarks growth"
+    for content in load(out, "growth").values():
+        for axis, case in content["results"].items():
+            points, seconds = growth.measured(case)
+            if len(points) < 3:
+                continue
+            if case["unit"]:
+                value = growth.spread(points, seconds)
+                what = f"growth: spread of the time of a {case['unit']}, {axis} {points[0]} to {points[-1]}"
+            else:
+                value = growth.line_fit(points, seconds)[2]
+                what = f"growth: distance of a cached step from a line, {axis} {points[0]} to {points[-1]}"
+            rows.append((what, f"<= {GROWTH:.0%}", f"{value:.0%}", at_most(value, GROWTH), command))
+    return rows
+
+
+def import_rows(out):
+    """Time of the import."""
+    rows = []
+    for content in load(out, "import").values():
+        value, what = imports.share(content["results"]), "import numtrans: of import numpy"
+        rows.append((what, f"<= {IMPORT}", f"{value:.2f}", at_most(value, IMPORT), "python -m benchmarks import"))
+    return rows
+
+
+def demo_rows(out):
+    """Seconds of the training part of the demo."""
+    rows = []
+    for content in load(out, "demo").values():
+        value, command = content["results"]["seconds"], "python -m benchmarks demo"
+        rows.append(("numtrans demo: training", f"<= {DEMO} s", f"{value} s", at_most(value, DEMO), command))
+    return rows
+
+
+def origins(out):
+    """Lines that say when, on which machine and with which libraries the results were taken."""
+    lines = {}  # a set that keeps its order
+    for benchmark in ("train", "memory", "attention", "generate", "growth", "import", "demo"):
+        for content in load(out, benchmark).values():
+            m, day = content["machine"], content["date"].partition(" ")[0]
+            lines[f"{day}: {m['processor']}, {m['cores']} cores, {m['memory_gb']} GB, Python {m['python']}"] = None
+            for entry in content["results"].get("contestants", {}).values():
+                lines.update({describe(entry["facts"]): None} if entry["facts"] else {})
+    return list(lines)
