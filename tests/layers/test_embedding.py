@@ -28,6 +28,22 @@ def test_both_sums_agree(monkeypatch):
             np.testing.assert_allclose(sum_by_id(dy, ids, 50), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("limit", [1 << 22, 0], ids=["one-hot", "sort"])
+def test_a_gradient_that_is_there_is_added_to(limit, monkeypatch):
+    monkeypatch.setattr(source, "ONE_HOT_LIMIT", limit)
+    layer, ids, dy = generic(Embedding(5, 2, scale=True)), np.array([3, 0, 3]), normal(3, 2)
+    layer.E.grad = np.ones((5, 2))
+    layer(ids)
+    layer.backward(dy)
+    expected = np.ones((5, 2))
+    np.add.at(expected, ids, 2**0.5 * dy)
+    np.testing.assert_allclose(layer.E.grad, expected, rtol=1e-13)
+    layer.E.requires_grad = False
+    layer(ids)
+    layer.backward(dy)
+    np.testing.assert_allclose(layer.E.grad, expected, rtol=1e-13)
+
+
 def test_lookup_and_scale():
     plain, scaled = Embedding(5, 4), Embedding(5, 4, scale=True)
     scaled.load_state_dict(plain.state_dict())

@@ -133,7 +133,7 @@ MUTATIONS = [
     Mutation("tied-dE-assigned", LINEAR, "self.E.add_grad(rows(dy).T @ rows(x))", "self.E.grad = rows(dy).T @ rows(x)",
              "the tied output overwrites the gradient of the table"),
     # ---- embedding
-    Mutation("embedding-backward-scale", EMBEDDING, "dE *= self.scale", "dE *= 1", "sqrt(D) missing in backward"),
+    Mutation("embedding-backward-scale", EMBEDDING, "dy = dy * self.scale", "dy = dy * 1", "sqrt(D) missing in backward"),
     Mutation("embedding-scale-D", EMBEDDING, "d_model**0.5 if scale", "float(d_model) if scale",
              "scaled by D, not by its root"),
     Mutation("embedding-repeats-lost", EMBEDDING, "return one_hot.T @ dy",
@@ -141,6 +141,8 @@ MUTATIONS = [
              "dE[ids] += dy keeps only the last of repeated tokens"),
     Mutation("embedding-sort-forgotten", EMBEDDING, "np.add.reduceat(dy[order], first, axis=0)",
              "np.add.reduceat(dy, first, axis=0)", "segment sums over rows that were not sorted"),
+    Mutation("embedding-tied-rows-replaced", EMBEDDING, "self.E.grad[present] += sums", "self.E.grad[present] = sums",
+             "the gradient of the output layer is lost in rows that occur"),
     Mutation("embedding-range-off-by-one", EMBEDDING, "int(ids.max()) >= self.vocab_size",
              "int(ids.max()) > self.vocab_size", "the id V is let through",
              tests=("test_bad_input.py",)),
