@@ -55,7 +55,7 @@ class Ranks(Shards):
         if comm.size > 1:
             check_split(model)
             if "mpi4py.run" not in sys.modules:
-                raise ConfigError(f"Ranks: an error in one rank must end all of them; start with {COMMAND}")
+                raise ConfigError(f"Ranks: an error in one rank must end all of them; start with `{COMMAND}`")
         self.comm, self.rank, self.ranks = comm, comm.rank, comm.size
 
     def __enter__(self):
@@ -171,7 +171,7 @@ def world():
     if started > 1:
         missing = "" if importlib.util.find_spec("mpi4py") else f" It needs mpi4py: {INSTALL}."
         raise ConfigError(f"mpirun started {started} processes, each of which would train by itself. "
-                          f"Start them as {COMMAND}.{missing}")  # fmt: skip
+                          f"Start them as `{COMMAND}`.{missing}")  # fmt: skip
     return None
 
 
