@@ -7,10 +7,13 @@ key, ``dv`` of a value.
 from numtrans.backend import get_xp
 from numtrans.errors import ConfigError, ShapeError
 from numtrans.layers.dropout import Dropout
-from numtrans.layers.masks import causal_bias, mask_bias, window_bias
+from numtrans.layers.heads import add_product, empty_by_token, matmul_heads, stack_groups
+from numtrans.layers.masks import causal_bias, checked_mask, mask_bias, mask_part, window_bias
 from numtrans.layers.softmax import softmax_
 from numtrans.module import Module
 from numtrans.reductions import dot_last
+
+ROWS = 64  # queries of a block: half of the scores of fewer are not worth another call
 
 
 class ScaledDotProductAttention(Module):
@@ -63,7 +66,7 @@ class ScaledDotProductAttention(Module):
     arXiv:2305.13245 (grouped queries); Jiang et al. (2023), Mistral 7B, arXiv:2310.06825 (window).
     """
 
-    transient = ("attention_weights",)
+    transient = ("blocks",)
 
     def __init__(self, dropout=0.0, causal=False, scale=None, *, window=None, position=None, rng=None):
         super().__init__()
@@ -75,7 +78,18 @@ class ScaledDotProductAttention(Module):
             )
         self.causal, self.scale, self.window, self.position = causal, scale, window, position
         self.dropout = Dropout(dropout, rng=rng)
-        self.attention_weights = None
+        self.blocks = None  # of the latest forward: queries, number of keys they meet, weights
+
+    @property
+    def attention_weights(self):
+        """Weights (B, H, Tq, Tk) of the latest forward, before dropout; None if there are none."""
+        if self.blocks is None or len(self.blocks) == 1:
+            return None if self.blocks is None else self.blocks[0][-1]
+        rows, seen, P = self.blocks[-1]
+        whole = get_xp(P).zeros((*P.shape[:2], rows.stop, seen), P.dtype)
+        for rows, seen, P in self.blocks:
+            whole[:, :, rows, :seen] = P
+        return whole
 
     def forward(self, query, key=None, value=None, mask=None, offset=None):
         """Attend from `query` (B, H, Tq, d) to `key` (B, G, Tk, d), `value` (B, G, Tk, dv): (B, H, Tq, dv).
@@ -89,59 +103,80 @@ class ScaledDotProductAttention(Module):
         value = key if value is None else value
         self.check_inputs(query, key, value)
         scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
-        (B, H, Tq, _), (G, Tk) = query.shape, key.shape[1:3]
+        (B, H, Tq, _), (G, Tk), xp = query.shape, key.shape[1:3], get_xp(query)
+        mask = None if mask is None else checked_mask(mask, query, (B, H, Tq, Tk), type(self).__name__)
         if offset is None:
             offset = Tk - Tq if self.causal else 0
-        # 1. scores; the scale on q, the smaller array
         q = query * scale
-        S = (stack_groups(q, G) @ key.swapaxes(-1, -2)).reshape(B, H, Tq, Tk)
-        if self.position is not None:
-            S += self.position.scores(q, Tk, offset)
-        # 2. masks
-        if self.causal and Tq > 1:  # a single query is the last, and sees every key
-            S += causal_bias(get_xp(S), Tq, Tk, S.dtype)
-        if self.window is not None and Tk > self.window:
-            S += window_bias(get_xp(S), Tq, Tk, self.window, S.dtype)
-        if mask is not None:
-            S += mask_bias(mask, S, type(self).__name__)
-        # 3. weights, in place
-        P = self.attention_weights = softmax_(S)
-        D = self.dropout(P)
-        # 4. average
-        O = matmul_by_token(stack_groups(D, G), value).reshape(B, H, Tq, value.shape[-1])
+        O = empty_by_token(xp, (B, H, Tq, value.shape[-1]), q.dtype)
+        blocks, dropped = [], []
+        for rows, seen in self.row_blocks(Tq, Tk):
+            n = rows.stop - rows.start
+            # 1. scores; the scale on q, the smaller array
+            S = (stack_groups(q[:, :, rows], G) @ key[:, :, :seen].swapaxes(-1, -2)).reshape(B, H, n, seen)
+            if self.position is not None:
+                S += self.position.scores(q, Tk, offset)
+            # 2. masks
+            if self.causal and n > 1:  # the last query of the block sees every key, and so does each but the last n
+                S[..., max(seen - n, 0) :] += causal_bias(xp, n, min(seen, n), S.dtype)
+            if self.window is not None and seen > self.window:
+                S += window_bias(xp, n, seen, self.window, S.dtype)
+            if mask is not None:
+                S += mask_bias(mask_part(mask, rows, slice(seen)), S, type(self).__name__)
+            # 3. weights, in place
+            P = softmax_(S)
+            D = self.dropout(P)
+            # 4. average
+            matmul_heads(stack_groups(D, G), value[:, :, :seen], out=O[:, :, rows])
+            blocks.append((rows, seen, P))
+            dropped.append(D)
         if self.position is not None:
             relative = self.position.values(D, offset)
             O = O if relative is None else O + relative
-        self.save(q, key, value, P, D, scale, given)
+        self.blocks = blocks
+        self.save(q, key, value, blocks, dropped, scale, given)
         return O
 
     def backward(self, dO):
         """Given dO (B, H, Tq, dv), return one gradient for each array that forward was given."""
-        q, key, value, P, D, scale, given = self.saved()
+        q, key, value, blocks, dropped, scale, given = self.saved()
         self.check_dy(dO, (*q.shape[:-1], value.shape[-1]), q)
-        G, dO_groups = key.shape[1], stack_groups(dO, key.shape[1])
-        # 4. O = D V (+ relative values)
-        dvalue = matmul_by_token(stack_groups(D, G).swapaxes(-1, -2), dO_groups)  # (B, G, Tk, dv)
-        dD = (dO_groups @ value.swapaxes(-1, -2)).reshape(D.shape)          # (B, H, Tq, Tk)
-        if self.position is not None:
-            relative = self.position.values_backward(dO)
-            dD = dD if relative is None else dD + relative
-        # 3. D = dropout(P), P = softmax(S); a masked weight is 0 and so is its gradient
-        dS = self.dropout.backward(dD)
-        dS -= dot_last(dS, P)
-        dS *= P
-        # 1. S = q K^T (+ relative scores), q = scale * query
-        dS_groups = stack_groups(dS, G)                                     # (B, G, H / G * Tq, Tk)
-        dquery = matmul_by_token(dS_groups, key).reshape(q.shape)           # (B, H, Tq, d)
+        G, xp = key.shape[1], get_xp(dO)
+        dquery, dkey, dvalue = (empty_by_token(xp, x.shape, x.dtype) for x in (q, key, value))
+        for (rows, seen, P), D in zip(reversed(blocks), reversed(dropped), strict=True):
+            dO_groups = stack_groups(dO[:, :, rows], G)                     # (B, G, H / G * n, dv)
+            # 4. O = D V (+ relative values)
+            add_product(dvalue, stack_groups(D, G).swapaxes(-1, -2), dO_groups)
+            dD = (dO_groups @ value[:, :, :seen].swapaxes(-1, -2)).reshape(D.shape)  # (B, H, n, seen)
+            if self.position is not None:
+                relative = self.position.values_backward(dO)
+                dD = dD if relative is None else dD + relative
+            # 3. D = dropout(P), P = softmax(S); a masked weight is 0 and so is its gradient
+            dS = self.dropout.backward(dD)
+            dS -= dot_last(dS, P)
+            dS *= P
+            # 1. S = q K^T (+ relative scores), q = scale * query
+            dS_groups = stack_groups(dS, G)                                 # (B, G, H / G * n, seen)
+            matmul_heads(dS_groups, key[:, :, :seen], out=dquery[:, :, rows])
+            add_product(dkey, dS_groups.swapaxes(-1, -2), stack_groups(q[:, :, rows], G))
         if self.position is not None:
             relative = self.position.scores_backward(dS)
             if relative is not None:
                 dquery += relative
         dquery *= scale
-        dkey = matmul_by_token(dS_groups.swapaxes(-1, -2), stack_groups(q, G))  # (B, G, Tk, d)
         if given == 1:
             return dquery + dkey + dvalue
         return (dquery, dkey + dvalue) if given == 2 else (dquery, dkey, dvalue)
+
+    def row_blocks(self, Tq, Tk):
+        """Slices of queries, each with the number of keys that it meets: all in one, or blocks of a causal triangle.
+
+        A causal block meets no key after that of its last query: about half of the scores are never made.
+        """
+        whole = not self.causal or self.position is not None or (self.dropout.training and self.dropout.p > 0)
+        n = max(Tq, 1) if whole else ROWS
+        blocks = [slice(start, min(start + n, Tq)) for start in range(0, max(Tq, 1), n)]
+        return [(rows, max(rows.stop + Tk - Tq, 0)) for rows in blocks]
 
     def check_inputs(self, query, key, value):
         """Raise unless the three fit together."""
@@ -160,18 +195,3 @@ class ScaledDotProductAttention(Module):
             raise ShapeError(
                 f"{name}: value has shape {tuple(value.shape)}, expected {(*key.shape[:-1], 'dv')} for the keys"
             )
-
-
-def stack_groups(x, G):
-    """(B, H, T, n) -> (B, G, H / G * T, n): the rows of the heads that share a key, one below the other."""
-    B, H, T, n = x.shape
-    return x if G == H else x.reshape(B, G, H // G * T, n)
-
-
-def matmul_by_token(a, b):
-    """``a @ b`` for (B, H, T, K) and (B, H, K, d), laid out in memory as (B, T, H, d) so that merging heads is free."""
-    xp = get_xp(a, b)
-    B, H, T, _ = a.shape
-    out = xp.empty((B, T, H, b.shape[-1]), a.dtype)
-    xp.matmul(a, b, out=out.transpose(0, 2, 1, 3))
-    return out.transpose(0, 2, 1, 3)                                        # (B, H, T, d)

@@ -86,13 +86,26 @@ def check_fits(mask, shape, owner, name="mask"):
         )
 
 
-def mask_bias(mask, scores, owner):
-    """`mask` as an array to add to `scores`: 0 where a query may attend, -inf where it may not."""
+def checked_mask(mask, scores, shape, owner):
+    """`mask` as a boolean array on the backend of `scores`; raises unless it broadcasts to `shape`."""
     mask = check_boolean(mask, owner)
-    check_fits(mask, scores.shape, owner)
-    xp = get_xp(scores)
+    check_fits(mask, shape, owner)
     mask = to_device(mask, backend_name(scores)) if backend_name(mask) == "numpy" else mask
     get_xp(mask, scores)
+    return mask
+
+
+def mask_part(mask, *index):
+    """The part ``[index]`` of what `mask` broadcasts to: an axis that it lacks or has one entry of stands for all."""
+    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    index = (slice(None),) * (4 - len(index)) + index
+    return mask[tuple(part if size > 1 else slice(None) for part, size in zip(index, mask.shape, strict=True))]
+
+
+def mask_bias(mask, scores, owner):
+    """`mask` as an array to add to `scores`: 0 where a query may attend, -inf where it may not."""
+    mask = checked_mask(mask, scores, scores.shape, owner)
+    xp = get_xp(scores)
     bias = xp.zeros(mask.shape, scores.dtype)
     bias[~mask] = -xp.inf
     return bias

@@ -96,6 +96,30 @@ def test_a_query_without_keys(dtype):
     assert all((g == 0).all() for g in layer.backward(np.ones_like(y)))
 
 
+@pytest.mark.parametrize(("Tq", "Tk"), [(130, 130), (70, 133), (133, 70), (65, 1), (140, 10)])
+@pytest.mark.parametrize("window", [None, 3, 100])
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2)])
+def test_blocks_of_queries(Tq, Tk, window, heads):
+    """More than 64 causal queries are worked through in blocks: the same as one block with a mask."""
+    H, G = heads
+    q, k, v = normal(2, H, Tq, 3), normal(2, G, Tk, 3, seed=1), normal(2, G, Tk, 5, seed=2)
+    mask = np.random.default_rng(3).random((2, 1, 1, Tk)) < 0.8
+    layer, whole = ScaledDotProductAttention(causal=True, window=window), ScaledDotProductAttention()
+    assert len(layer.row_blocks(Tq, Tk)) > 1
+    both = mask & causal_mask(Tq, Tk, window=window)
+    np.testing.assert_allclose(layer(q, k, v, mask), whole(q, k, v, both), rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(layer.attention_weights, whole.attention_weights, rtol=1e-12, atol=1e-15)
+    dO = normal(2, H, Tq, 5, seed=4)
+    for ours, expected in zip(layer.backward(dO), whole.backward(dO), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-11, atol=1e-13)
+    full = np.random.default_rng(5).random((2, H, Tq, Tk)) < 0.5
+    full[:, :, Tq // 2] = False
+    both = full & causal_mask(Tq, Tk, window=window)
+    np.testing.assert_allclose(layer(q, k, v, full), whole(q, k, v, both), rtol=1e-12, atol=1e-14)
+    for ours, expected in zip(layer.backward(dO), whole.backward(dO), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-11, atol=1e-13)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_huge_scores(dtype):
     q, k, v = qkv(3, 4, dtype=dtype)
