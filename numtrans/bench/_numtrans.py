@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 
-from numtrans.bench.models import LEARNING_RATE, WEIGHT_DECAY, batch
+from numtrans.bench.models import LEARNING_RATE, SIZES, WEIGHT_DECAY, batch
 from numtrans.generation import generate
 from numtrans.layers import ScaledDotProductAttention
 from numtrans.losses import CrossEntropyLoss
@@ -98,6 +98,14 @@ def cached_step(prefix):
         return float(logits[0, 0, 0])
 
     return step, {"cache_bytes": cache.nbytes}
+
+
+def generate_small(tokens):
+    """Write `tokens` tokens greedily after one, with a GPT of size M and random weights."""
+    keep_freed_memory()
+    model = build({**SIZES["M"], "vocab_size": 5000})
+    ids = np.array([[1]])
+    return lambda: generate(model, ids, tokens, temperature=0)[0, 1:].tolist(), {}
 
 
 def generate_from(folder, prompt, tokens):

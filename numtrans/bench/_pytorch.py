@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from numtrans.bench.models import LEARNING_RATE, WEIGHT_DECAY, batch
+from numtrans.bench.models import LEARNING_RATE, SIZES, WEIGHT_DECAY, batch
 
 
 def warm_up():
@@ -65,10 +65,13 @@ class GPTLayer(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.linear1, self.linear2 = nn.Linear(width, d_ff), nn.Linear(d_ff, width)
 
-    def forward(self, x):
+    def forward(self, x, cache=None):
         B, T, C = x.shape
         q, k, v = (y.view(B, T, self.heads, -1).transpose(1, 2) for y in self.qkv(self.norm1(x)).split(C, 2))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if cache is not None:  # a pair of lists: the keys and the values so far
+            k, v = (torch.cat([*held, new], 2) for held, new in zip(cache, (k, v)))
+            cache[0][:], cache[1][:] = [k], [v]
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=T > 1)
         x = x + self.out(y.transpose(1, 2).reshape(B, T, C))
         return x + self.linear2(F.gelu(self.linear1(self.norm2(x)), approximate="tanh"))
 
@@ -84,10 +87,10 @@ class GPT(nn.Module):
         self.layers, self.norm = nn.ModuleList(layers), nn.LayerNorm(width)
         small_weights(self)
 
-    def forward(self, ids):
-        x = self.token(ids) + self.position.weight[: ids.shape[1]]
-        for layer in self.layers:
-            x = layer(x)
+    def forward(self, ids, caches=None, start=0):
+        x = self.token(ids) + self.position.weight[start : start + ids.shape[1]]
+        for layer, cache in zip(self.layers, caches or [None] * len(self.layers)):
+            x = layer(x, cache)
         return F.linear(self.norm(x), self.token.weight)
 
 
@@ -155,6 +158,22 @@ def attention(tokens):
         for x in (q, k, v):
             x.grad = None
         F.scaled_dot_product_attention(q, k, v, is_causal=True).backward(dO)
+
+    return run, {}
+
+
+def generate_small(tokens):
+    """Write `tokens` tokens greedily after one, with a GPT of size M and random weights."""
+    torch.manual_seed(0)
+    model = build({**SIZES["M"], "vocab_size": 5000}).eval()
+
+    def run():
+        written, ids, caches = [], torch.tensor([[1]]), [([], []) for _ in model.layers]
+        with torch.inference_mode():
+            for start in range(tokens):
+                ids = model(ids, caches, start)[:, -1:].argmax(-1)
+                written.append(ids.item())
+        return written
 
     return run, {}
 

@@ -8,10 +8,11 @@ import os
 import sys
 
 from numtrans import __version__
-from numtrans.cli import check, course, demo, evaluate, inspecting, pretrained, train, write
+from numtrans.cli import bench, check, course, demo, evaluate, inspecting, pretrained, train, write
 from numtrans.errors import NumtransError
 
-COMMANDS = (demo, train, write, evaluate, pretrained, check, inspecting, course)  # files, in the order of the help
+# files, in the order of the help
+COMMANDS = (demo, train, write, evaluate, pretrained, check, inspecting, course, bench)
 
 
 def main(argv=None):
