@@ -64,19 +64,35 @@ class Parameter:
         self.data, self.name = data, name
         self.grad, self.requires_grad = None, True
 
-    def add_grad(self, grad):
-        """``self.grad += grad``. The first gradient is kept without a copy, so `grad` must be the caller's own."""
+    def add_grad(self, grad, rows=None):
+        """``self.grad += grad``, or with `rows`, numbers that occur once each, ``self.grad[rows] += grad``.
+
+        The first gradient is kept without a copy, so `grad` must be the caller's own.
+        """
         if not self.requires_grad:
             return
-        if grad.shape != self.data.shape:
-            raise ShapeError(f"Parameter {self.name}: gradient has shape {grad.shape}, expected {self.data.shape}")
-        if self.grad is None:
-            self.grad = grad
-        else:
-            self.grad += grad
+        expected = self.data.shape if rows is None else (len(rows), *self.data.shape[1:])
+        if grad.shape != expected:
+            raise ShapeError(f"Parameter {self.name}: gradient has shape {grad.shape}, expected {expected}")
+        self._accumulate(grad, rows)
+
+    def _accumulate(self, grad, rows):
+        self.grad = sum_of(self.grad, grad, rows, self.data)
 
     def __repr__(self):
         return f"Parameter({self.name}, shape={tuple(self.data.shape)}, dtype={self.data.dtype})"
+
+
+def sum_of(total, grad, rows, data):
+    """`total` with `grad` added to it, or to its `rows`; None counts as zeros like `data`."""
+    if rows is None and total is None:
+        return grad
+    if rows is None:
+        total += grad
+        return total
+    total = get_xp(data).zeros_like(data) if total is None else total
+    total[rows] += grad
+    return total
 
 
 class Module:

@@ -66,12 +66,11 @@ class Embedding(Module):
         dy, ids = rows(dy), ids.reshape(-1)                                 # (N, D), (N,)
         if self.scale != 1.0:
             dy = dy * self.scale
-        small = self.vocab_size * ids.size <= ONE_HOT_LIMIT
-        if small or self.E.grad is None or not self.E.requires_grad or get_xp(dy) is not np:
-            self.E.add_grad(sum_by_id(dy, ids, self.vocab_size))            # (V, D)
-        else:  # the output layer has been here: add to the rows that occur, rather than zeros to all others
+        if get_xp(dy) is np and self.vocab_size * ids.size > ONE_HOT_LIMIT:
             present, sums = segment_sums(dy, ids)
-            self.E.grad[present] += sums
+            self.E.add_grad(sums, present)                                  # only the rows that occur
+        else:
+            self.E.add_grad(sum_by_id(dy, ids, self.vocab_size))            # (V, D)
 
     def check_ids(self, ids):
         """`ids` on the backend of the table, after the checks named above."""

@@ -8,7 +8,7 @@ from threadpoolctl import ThreadpoolController
 from numtrans.backend import backend_name
 from numtrans.parallel.pieces import can_split, check_split, divisor, piece_gradients, split_batch
 from numtrans.parallel.pool import Pool
-from numtrans.parallel.twins import Shard
+from numtrans.parallel.twins import GradientSum, Shard
 
 SMALLEST_STEP = 100_000_000  # FLOPs of a step below which handing work over costs more than it saves
 
@@ -49,7 +49,7 @@ class Shards:
         if workers is not None and workers > 1:
             check_split(model)
         self.model, self.loss, self.workers, self.micro_batches = model, loss, workers, micro_batches
-        self.pool, self.shards, self._blas = Pool(1), [Shard(model, loss)], None
+        self.pool, self.shards, self.totals, self._blas = Pool(1), [Shard(model, loss)], [], None
 
     def __enter__(self):
         """Begin training; other kinds of workers start here and end in ``__exit__``."""
@@ -71,41 +71,47 @@ class Shards:
             What `divisor` returned for the targets of that larger batch.
         """
         if not self.shards[0].is_current():
-            self.shards = [Shard(self.model, self.loss)]
+            self.shards, self.totals = [Shard(self.model, self.loss)], []
         workers = self.number_of_shards(inputs, targets)
         pieces = split_batch(inputs, targets, workers * self.micro_batches)
         if whole is None:
             whole = divisor(self.loss, targets) if len(pieces) > 1 else {}
         workers = min(workers, len(pieces))
-        shards = self.prepare(workers)
-        counters = [module.counter for module in shards[0].dropouts]
+        counters = [module.counter for module in self.shards[0].dropouts]
+        shards = self.shards if workers == 1 else self.prepare(workers)
 
         def work(i):
             own = pieces[len(pieces) * i // workers : len(pieces) * (i + 1) // workers]
             return sum(piece_gradients(shards[i], piece, counters, first, whole) for piece in own)
 
-        def add(parameters):
-            parameter, *twins = parameters
-            for twin in twins:
-                if twin.grad is not None:
-                    parameter.add_grad(twin.grad)
-                    twin.grad = None
-
         with self.one_blas_thread(workers):
             loss = sum(self.pool.map(work, range(workers)))
-            if workers > 1:
-                self.pool.map(add, zip(*(shard.parameters for shard in shards)))
+        if workers > 1:
+            self.collect()
         return loss
 
     def prepare(self, workers):
-        """`workers` shards, up to date with the model, which is the first of them."""
+        """The twins for `workers` threads, up to date with the model."""
         if workers > self.pool.workers:
             self.pool = Pool(workers)
-        while len(self.shards) < workers:
-            self.shards.append(self.shards[0].twin())
-        for shard in self.shards[1:workers]:
+        if not self.totals:
+            self.totals = [GradientSum() for _ in self.shards[0].parameters]
+        while len(self.shards) <= workers:
+            self.shards.append(self.shards[0].twin(len(self.shards) - 1, self.totals))
+        for total in self.totals:
+            total.begin(workers)
+        for shard in self.shards[1 : workers + 1]:
             shard.follow(self.shards[0])
-        return self.shards[:workers]
+        return self.shards[1 : workers + 1]
+
+    def collect(self):
+        """Give the model the sums of the gradients, and the counters of the random numbers."""
+        for parameter, total in zip(self.shards[0].parameters, self.totals, strict=True):
+            gradient = total.end()
+            if gradient is not None:
+                parameter.add_grad(gradient)
+        for module, twin in zip(self.shards[0].dropouts, self.shards[1].dropouts, strict=True):
+            module.counter = twin.counter
 
     def step(self, optimizer):
         """``optimizer.step()``, with the parameters shared out among the threads."""
@@ -123,6 +129,8 @@ class Shards:
         """Drop what forwards have saved."""
         for shard in self.shards:
             shard.clear()
+        for total in self.totals:
+            total.begin(0)
 
     def number_of_shards(self, inputs, targets):
         """Number of shards for a batch."""

@@ -135,7 +135,8 @@ MUTATIONS = [
     Mutation("tied-dE-assigned", LINEAR, "self.E.add_grad(rows(dy).T @ rows(x))", "self.E.grad = rows(dy).T @ rows(x)",
              "the tied output overwrites the gradient of the table"),
     # ---- embedding
-    Mutation("embedding-backward-scale", EMBEDDING, "dy = dy * self.scale", "dy = dy * 1", "sqrt(D) missing in backward"),
+    Mutation("embedding-backward-scale", EMBEDDING, "dy = dy * self.scale", "dy = dy * 1",
+             "sqrt(D) missing in backward"),
     Mutation("embedding-scale-D", EMBEDDING, "d_model**0.5 if scale", "float(d_model) if scale",
              "scaled by D, not by its root"),
     Mutation("embedding-repeats-lost", EMBEDDING, "return one_hot.T @ dy",
@@ -650,7 +651,7 @@ MUTATIONS = [
     Mutation("progress-length", SCHEDULES, "(step - warmup) / (total - warmup)", "(step - warmup) / total",
              "fall longer than the run"),
     # ---- module
-    Mutation("add-grad-assigns", MODULE, "else:\n            self.grad += grad", "else:\n            self.grad = grad",
+    Mutation("add-grad-assigns", MODULE, "total += grad", "total = grad",
              "= for +="),
     Mutation("stack-fifo", MODULE, "return self._stack.pop()", "return self._stack.pop(0)", "first in, first out"),
     Mutation("no-grad-saves", MODULE, "if grad_enabled():", "if True:", "no_grad still saves"),

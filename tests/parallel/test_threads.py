@@ -14,6 +14,7 @@ from numtrans.module import Module
 from numtrans.optim import SGD, AdamW
 from numtrans.parallel import Shards, available_cores, split_batch
 from numtrans.parallel.pool import Pool
+from numtrans.parallel.twins import GradientSum
 from numtrans.training import Trainer
 
 SPLITS = [(2, 1), (3, 1), (2, 2), (1, 3), (50, 1)]
@@ -119,7 +120,7 @@ def test_the_twins_follow_the_model():
 def test_a_tied_parameter_of_a_twin_collects_both_of_its_gradients():
     model = gpt(dropout=0.0)
     assert model.output.E is model.embedding.embedding.E
-    twin = Shards(model, CrossEntropyLoss(), 2).prepare(2)[1].model
+    twin = Shards(model, CrossEntropyLoss(), 2).prepare(2)[0].model
     assert twin.output.E is twin.embedding.embedding.E is not model.output.E
     assert twin.output.E.data is model.output.E.data
 
@@ -160,6 +161,30 @@ def test_dropout_of_some_rows_is_that_part_of_the_whole_mask():
     whole.counter = 0
     np.testing.assert_array_equal(whole(x[:1])[0], y[0])  # no batch of 3 rows: the same in every piece
     assert keep_mask(np, (3,), 0.5, 1, 1, 2**32 - 1).shape == (3,)
+
+
+@pytest.mark.parametrize("rows", [None, np.array([0, 2])])
+def test_a_gradient_sum_is_in_the_order_of_the_shards(rows):
+    """Whatever the order of arrival, the bits are those of ((a0 + a1) + b0) + b1."""
+    rng = np.random.default_rng(0)
+    data = np.zeros((3, 2))
+    gradients = rng.standard_normal((2, 2, 3 if rows is None else 2, 2))  # number, shard
+    expected = np.zeros((3, 2))
+    for gradient in gradients.reshape(4, -1, 2):
+        expected[slice(None) if rows is None else rows] += gradient
+    for arrival in ([0, 1, 0, 1], [1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]):
+        total, given = GradientSum(), [0, 0]
+        total.begin(2)
+        for shard in arrival:
+            total.add(shard, gradients[given[shard], shard].copy(), rows, data)
+            given[shard] += 1
+        assert not total.early
+        np.testing.assert_array_equal(total.end(), expected)
+        assert total.end() is None
+    total.begin(2)
+    total.add(1, gradients[0, 1], rows, data)  # shard 0 has none
+    assert total.total is None
+    np.testing.assert_array_equal(total.end()[slice(None) if rows is None else rows], gradients[0, 1])
 
 
 # ---- what is refused, and what the default does
