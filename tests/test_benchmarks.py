@@ -1,14 +1,31 @@
 """The benchmarks: their arithmetic, their processes, and that both libraries do the same work. Never a time."""
 
+import argparse
+import itertools
 import json
 import os
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from numtrans.bench import Contestant, ContestantError, Worker, compete, median_seconds, peak_memory, ratio
+from numtrans.bench import (
+    Contestant,
+    ContestantError,
+    Worker,
+    _products,
+    _worker,
+    compete,
+    median_seconds,
+    peak_memory,
+    ratio,
+)
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of `benchmarks`, which is not installed
+
+from benchmarks import attention, common, generate, growth, imports, memory, plots, table, train  # noqa: E402
 
 
 def turns(kept, discarded=()):
@@ -164,3 +181,203 @@ def test_memory_counts_what_is_kept_and_what_a_call_needs():
 def test_a_contestant_that_fails_has_no_memory():
     with pytest.raises(ContestantError, match="ValueError: this one"):
         peak_memory(contestant("broken"))
+
+
+# samples
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a call moves by a second, and threads that wait as told: a share of each sample."""
+    state = {"now": 0.0, "waited": 0.0, "shares": itertools.repeat(0.0)}
+
+    def run():
+        state["now"] += 1.0
+        state["waited"] += next(state["shares"])
+
+    monkeypatch.setattr(_worker.time, "perf_counter", lambda: state["now"])
+    monkeypatch.setattr(_worker, "waiting", lambda: state["waited"])
+    monkeypatch.setattr(_worker, "wait_for_quiet", lambda end: None)
+    bench = _worker.Bench()
+    bench.run = run
+    return bench, state
+
+
+def test_a_sample_that_waited_for_a_core_is_taken_again(clock):
+    bench, state = clock
+    state["shares"] = iter([0.02, 0.04, 0.5, 0.0, 0.01, 9.0])
+    assert bench.sample(want=3, budget=100.0) == {"kept": [1.0] * 3, "discarded": [1.0] * 2}
+
+
+def test_the_budget_ends_the_tries(clock):
+    bench, state = clock
+    state["shares"] = itertools.repeat(0.5)
+    assert bench.sample(want=3, budget=4.5) == {"kept": [], "discarded": [1.0] * 5}
+    assert bench.sample(want=3, budget=0.0) == {"kept": [], "discarded": [1.0] * 2}
+
+
+def test_where_waiting_is_not_known_all_samples_are_kept(clock, monkeypatch):
+    bench, _ = clock
+    monkeypatch.setattr(_worker, "waiting", lambda: None)
+    assert bench.sample(want=2, budget=100.0) == {"kept": [1.0] * 2, "discarded": []}
+
+
+def test_short_calls_are_repeated_within_a_sample(clock):
+    bench, state = clock
+    bench.calls = 4
+    state["shares"] = itertools.repeat(0.02)  # 0.08 of 4 seconds
+    assert bench.sample(want=1, budget=100.0) == {"kept": [1.0], "discarded": []}
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not tell")
+def test_linux_tells_how_long_threads_waited():
+    first = _worker.waiting()
+    assert first >= 0
+    assert _worker.waiting() >= first
+
+
+# the matrix products
+
+
+def test_the_products_are_those_of_a_training_step():
+    size = dict(kind="gpt", num_layers=3, d_model=8, num_heads=2, d_ff=20, tokens=5, batch=4, vocab_size=7)
+    weights = {name: np.ones(shape, np.float32) for name, shape in _products.weight_shapes(size).items()}
+    todo = _products.products(size, weights, 4)
+    for a, b, out in todo:
+        assert (a @ b).shape == out.shape
+    matrices = 3 * (3 * 8 * 8 + 8 * 8 + 2 * 8 * 20) + 8 * 7
+    attention_each = 4 * 2 * 5 * 5 * 4  # batch, heads, pairs, features
+    assert sum(a.size * b.shape[-1] for a, b, _ in todo) == 3 * 4 * 5 * matrices + 3 * 6 * attention_each
+
+
+def test_an_encoder_decoder_has_cross_attention_and_bert_a_head():
+    size = dict(num_layers=2, d_model=8, num_heads=2, d_ff=20, tokens=5, batch=4, vocab_size=7)
+    encoder = 2 * (4 * 64 + 2 * 160)
+    of = {kind: _products.weight_shapes({"kind": kind, **size}) for kind in ("gpt", "bert", "encoder-decoder")}
+    total = {kind: sum(a * b for a, b in shapes.values()) for kind, shapes in of.items()}
+    assert total == {"gpt": encoder + 56, "bert": encoder + 64 + 56, "encoder-decoder": 2 * encoder + 2 * 256 + 56}
+
+
+def test_the_batch_is_split_over_the_threads(monkeypatch):
+    size = dict(kind="gpt", num_layers=1, d_model=8, num_heads=2, d_ff=16, tokens=4, batch=3, vocab_size=8)
+    work = set()
+    for threads in (1, 2, 8):
+        monkeypatch.setattr(_products, "THREADS", threads)
+        monkeypatch.setattr(_products, "threadpool_limits", lambda *arguments: None)
+        step, facts = _products.train(size)
+        step()
+        work.add(facts["gflop"])
+    assert len(work) == 1
+
+
+# the benchmarks and their table
+
+
+def case(**seconds):
+    entries = {
+        name: {"facts": {}, "first": None, "error": None, "rounds": [turns([s]) for s in those]}
+        for name, those in seconds.items()
+    }
+    return {"contestants": entries, "sees_waiting": True, "interrupted": False}
+
+
+def named(results, **names):
+    """`results` with its contestants renamed."""
+    entries = results["contestants"]
+    return results | {"contestants": {names.get(name, name): entry for name, entry in entries.items()}}
+
+
+def training(ours, eager, compiled, products):
+    found = case(numtrans=ours, eager=eager, compiled=compiled, products=products)
+    return named(found, eager=train.EAGER, compiled=train.COMPILED, products=train.PRODUCTS)
+
+
+def test_the_table_names_goals_numbers_and_commands(tmp_path, capsys):
+    common.save(tmp_path, "train-S", {}, training([0.6, 0.6], [1.0, 1.0], [0.5, 0.5], [0.4, 0.4]))
+    common.save(tmp_path, "train-S-1-thread", {}, training([1.1], [1.0], [], []))
+    peaks = {"numtrans": [{"peak": 3}, {"peak": 9}, {"peak": 4}], train.EAGER: [{"peak": 5}]}
+    common.save(tmp_path, "memory-M", {}, peaks)
+    imported = {"seconds": {"numpy": [1.0, 1.0, 2.0], "numtrans": [1.2, 1.2, 9.0]}}
+    common.save(tmp_path, "import", {}, imported)
+    common.save(tmp_path, "demo", {}, {"seconds": 91})
+    table.run(argparse.Namespace(out=tmp_path))
+    printed = capsys.readouterr().out.splitlines()
+    command = "`python -m benchmarks train --sizes S`"
+    assert f"| step S: of PyTorch eager | <= 0.80 | 0.60 (0.60 to 0.60) | yes | {command} |" in printed
+    assert f"| step S: of PyTorch's best (torch.compile) | <= 0.95 | 1.20 (1.20 to 1.20) | no | {command} |" in printed
+    assert f"| step S: of the matrix products | <= 1.35 | 1.50 (1.50 to 1.50) | no | {command} |" in printed
+    assert sum("S-1-thread" in row for row in printed) == 1
+    assert any(row.startswith("| memory M: of PyTorch eager | <= 0.80 | 0.80 | yes |") for row in printed)
+    assert any(row.startswith("| import numtrans: of import numpy | <= 1.5 | 1.20 | yes |") for row in printed)
+    assert any(row.startswith("| numtrans demo: training | <= 90 s | 91 s | no |") for row in printed)
+
+
+def test_attention_has_a_time_a_memory_and_a_growth_of_the_memory(tmp_path):
+    for tokens, extra in ((512, 3e6), (1024, 6e6), (2048, 24e6)):
+        found = named(case(ours=[1.0], fused=[2.0]), ours=attention.OURS, fused=attention.FUSED)
+        found["extra"] = {attention.OURS: extra, attention.FUSED: 12e6}
+        common.save(tmp_path, f"attention-{tokens}", {}, found)
+    rows = {what: (measured, met) for what, _, measured, met, _ in table.attention_rows(tmp_path)}
+    assert rows["attention, T 512: time, of PyTorch fused"] == ("0.50 (0.50 to 0.50)", "yes")
+    assert rows["attention, T 1024: extra memory, of PyTorch fused"] == ("0.50", "no")
+    assert rows["attention: power of T that the memory follows, from T 1024 to 2048"] == ("2.00", "no")
+    plots.attention(common.load(tmp_path, "attention"), tmp_path / "attention.png")
+    assert (tmp_path / "attention.png").stat().st_size > 1000
+
+
+def test_tokens_a_second_are_compared_with_the_quicker_peer_and_the_memory():
+    found = case(numtrans=[2.0], a=[5.0], b=[4.0], c=[0.01])
+    found = named(found, a=generate.GENERATE, b=generate.LOOP, c=generate.MEMORY) | {"tokens": 100}
+    assert generate.quicker_peer(found) == generate.LOOP
+    assert generate.bound_share(found, generate.NUMTRANS) == pytest.approx(0.5)  # 100 passes of 0.01 s, in 2 s
+    entries = found["contestants"]
+    for name, tokens in ((generate.NUMTRANS, [1, 2]), (generate.GENERATE, [1, 2]), (generate.LOOP, None)):
+        entries[name]["first"] = tokens
+    assert generate.same_tokens(found)
+    entries[generate.LOOP]["first"] = [1, 3]
+    assert not generate.same_tokens(found)
+
+
+def test_growth_is_a_line_and_a_spread():
+    assert growth.line_fit([1, 2, 3], [12.0, 14.0, 16.0]) == pytest.approx((10.0, 2.0, 0.0))
+    assert growth.line_fit([0, 1, 2], [1.0, 2.0, 1.0])[2] == pytest.approx(1 / 3)  # the line is 4/3 everywhere
+    assert growth.spread([1, 2, 4], [1.0, 2.2, 4.0]) == pytest.approx(0.1)
+
+
+def test_growth_is_drawn_and_tabled(tmp_path):
+    found = case(one=[1.0], two=[2.0], three=[3.0])
+    cases = {"batch": {"about": "", "unit": "sequence", "points": [8, 16, 24], "results": found},
+             "prefix": {"about": "", "unit": None, "points": [8, 16, 24], "results": found}}  # fmt: skip
+    common.save(tmp_path, "growth", {}, cases)
+    assert [(measured, met) for _, _, measured, met, _ in table.growth_rows(tmp_path)] == [("0%", "yes")] * 2
+    plots.growth(cases, tmp_path / "growth.png")
+    assert (tmp_path / "growth.png").stat().st_size > 1000
+
+
+def test_training_is_drawn_also_where_a_contestant_failed(tmp_path):
+    cases = {"S": {"results": training([1.0], [2.0], [], [0.5])}, "M": {"results": training([1.0], [], [1.0], [0.5])}}
+    plots.train(cases, tmp_path / "train.png")
+    assert (tmp_path / "train.png").stat().st_size > 1000
+
+
+def test_a_result_says_where_when_and_how_it_was_made(tmp_path):
+    common.save(tmp_path, "train-S", {"threads": 2}, {"a": 1})
+    content = common.load(tmp_path, "train")["S"]
+    assert content["results"] == {"a": 1}
+    assert content["threads"] == 2
+    assert content["command"].startswith("python -m benchmarks")
+    assert {"processor", "cores", "memory_gb", "system", "python"} <= set(content["machine"])
+
+
+def test_import_lists_large_packages():
+    found = imports.measure(1)
+    assert set(found["seconds"]) == {"numpy", "numtrans"}
+    assert len(found["seconds"]["numtrans"]) == 1
+    assert found["modules"]["numtrans"] > found["modules"]["numpy"]
+    assert not {"torch", "transformers", "matplotlib", "tqdm"} & set(found["heavy"])
+
+
+def test_memory_is_the_share_of_medians():
+    found = {"numtrans": [{"peak": 1}, {"peak": 2}, {"peak": 30}], train.EAGER: [{"peak": 4}]}
+    assert memory.share(found) == 0.5
+    assert np.isnan(memory.share({"numtrans": [{"peak": 1}]}))
