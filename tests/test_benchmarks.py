@@ -3,9 +3,7 @@
 import argparse
 import itertools
 import json
-import os
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -68,52 +66,8 @@ def test_without_samples_the_numbers_are_nan():
     assert np.isnan(median_seconds(found, "ours")[0])
 
 
-# what the processes of the tests below run
-
-
-def fine(value):
-    return (lambda: value), {"note": value}
-
-
-def broken():
-    raise ValueError("this one\nis broken")
-
-
-def dying():
-    sys.stderr.write("about to die\n")
-    os._exit(7)
-
-
-def dying_later(calls):
-    def run():
-        calls.append(1)
-        if len(calls) > 3:
-            os._exit(9)
-
-    return run, {}
-
-
-def sleeping():
-    time.sleep(60)
-
-
-def printing():
-    print("not a reply")
-    return (lambda: print("neither")), {}
-
-
-def environment():
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
-    return (lambda: None), {name: os.environ.get(name) for name in names}
-
-
-def large():
-    kept = np.ones(4_000_000)  # 32 MB
-    return (lambda: float((kept + kept)[0])), {}  # another 32 MB during the call
-
-
 def contestant(function, **arguments):
-    return Contestant(function, f"test_benchmarks:{function}", arguments, threads=1)
+    return Contestant(function, f"bench_contestants:{function}", arguments, threads=1)
 
 
 def test_one_that_fails_or_dies_leaves_the_others_their_results():
@@ -137,7 +91,7 @@ def test_one_that_fails_or_dies_leaves_the_others_their_results():
 def test_one_that_does_not_answer_is_ended():
     worker = Worker(1)
     with pytest.raises(ContestantError, match="no answer to 'setup' within 0 seconds"):
-        worker.ask(0.2, do="setup", factory="test_benchmarks:sleeping", arguments={})
+        worker.ask(0.2, do="setup", factory="bench_contestants:sleeping", arguments={})
     assert worker.process.poll() is not None
 
 
