@@ -174,3 +174,6 @@ def test_what_ranks_refuse(monkeypatch):
     model = mpi_job.make_trainer().model
     with pytest.raises(ConfigError, match="an error in one rank must end all"):
         make_workers(model, CrossEntropyLoss(), comm=comm)
+    monkeypatch.setattr("numtrans.parallel.mpi.backend_name", lambda array: "cupy")
+    with pytest.raises(ConfigError, match="the model is on cupy"):
+        make_workers(model, CrossEntropyLoss(), comm=SimpleNamespace(size=1, rank=0)).__enter__()
