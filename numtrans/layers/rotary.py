@@ -84,7 +84,7 @@ class RotaryPositionalEncoding(Module):
             self.first, self.second = slice(0, r, 2), slice(1, r, 2)
         else:
             self.first, self.second = slice(0, r // 2), slice(r // 2, r)
-        self._tables = {}  # (cos, sin) for each backend and dtype
+        self._tables = {}  # (cos, sin) of all features, for each backend and dtype
 
     def forward(self, x, positions=None):
         """x (B, H, T, d) -> y (B, H, T, d).
@@ -94,7 +94,7 @@ class RotaryPositionalEncoding(Module):
         """
         check_tokens(self, x, self.d_head, label="d_head")
         # 1. the angles of these positions
-        cos, sin = self._cos_sin(x, positions)  # (T, r/2) or (B, 1, T, r/2)
+        cos, sin = self._cos_sin(x, positions)  # (T, d) or (B, 1, T, d)
         self.save(cos, sin, x.shape)
         # 2. turn each pair by +theta
         return self._rotate(x, cos, sin)  # (B, H, T, d)
@@ -107,12 +107,13 @@ class RotaryPositionalEncoding(Module):
         return self._rotate(dy, cos, -sin)  # (B, H, T, d)
 
     def _rotate(self, x, cos, sin):
-        """A new array with every pair of `x` multiplied by [[cos, -sin], [sin, cos]]."""
-        x1, x2 = x[..., self.first], x[..., self.second]  # (B, H, T, r/2) each
-        y = get_xp(x).empty_like(x)
-        y[..., self.first] = x1 * cos - x2 * sin
-        y[..., self.second] = x1 * sin + x2 * cos
-        y[..., self.rotary_dim :] = x[..., self.rotary_dim :]
+        """A new array ``cos * x + sin * (-x2, x1)``: each pair of `x` times its matrix. The minus is in `sin`."""
+        y = x * cos                                                         # (B, H, T, d)
+        partner = get_xp(x).empty_like(x)
+        partner[..., self.first], partner[..., self.second] = x[..., self.second], x[..., self.first]
+        partner[..., self.rotary_dim :] = 0
+        partner *= sin
+        y += partner
         return y
 
     def table(self, length, dtype=np.float64):
@@ -120,6 +121,14 @@ class RotaryPositionalEncoding(Module):
         omega = self.base ** (-np.arange(0, self.rotary_dim, 2) / self.rotary_dim)  # (r/2,)
         angle = np.arange(length, dtype=np.float64)[:, None] * omega  # (L, r/2)
         return np.cos(angle).astype(dtype), np.sin(angle).astype(dtype)
+
+    def by_feature(self, length, dtype):
+        """The cosine that each feature is multiplied by, and the sine of its partner, two NumPy arrays (length, d)."""
+        cos, sin = self.table(length, dtype)                                # (L, r/2)
+        own, other = np.ones((length, self.d_head), dtype), np.zeros((length, self.d_head), dtype)
+        own[:, self.first], own[:, self.second] = cos, cos
+        other[:, self.first], other[:, self.second] = -sin, sin
+        return own, other
 
     def _cos_sin(self, x, positions):
         """The rows of cos and sin for `positions`, shaped to broadcast over the heads of `x`."""
@@ -143,5 +152,5 @@ class RotaryPositionalEncoding(Module):
         if tables is None or len(tables[0]) < length:
             # twice what is asked for, because a decoder asks for one more each step
             rows = self.max_len if length <= self.max_len else 2 * length
-            tables = self._tables[key] = tuple(xp.asarray(table) for table in self.table(rows, x.dtype))
+            tables = self._tables[key] = tuple(xp.asarray(table) for table in self.by_feature(rows, x.dtype))
         return tables
