@@ -42,7 +42,7 @@ def run(arguments):
         save(arguments.out, f"generate-{name}", {}, results)
         if results["interrupted"]:
             break
-    return 1 if different else 0
+    return 130 if results["interrupted"] else 1 if different else 0
 
 
 def write_model(name, folder):

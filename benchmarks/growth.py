@@ -21,7 +21,7 @@ def add(commands):
 
 
 def run(arguments):
-    """Measure the three, print them, write the results and a plot."""
+    """Measure the three, print them, write the results and a plot; the status is 130 after Ctrl-C."""
     print_machine()
     check_folder(arguments.out)
     found = {}
@@ -33,6 +33,7 @@ def run(arguments):
             break
     save(arguments.out, "growth", {"threads": arguments.threads}, found)
     plots.growth(found, arguments.out / "growth.png")
+    return 130 if results["interrupted"] else 0
 
 
 def cases(threads):

@@ -29,7 +29,7 @@ def add(commands):
 
 
 def run(arguments):
-    """Time each size, print a table, and write the results and their plot."""
+    """Time each size, print a table, write the results and their plot; the status is 130 after Ctrl-C."""
     print_machine()
     check_folder(arguments.out)
     for case in arguments.sizes:
@@ -47,6 +47,7 @@ def run(arguments):
             break
     found = load(arguments.out, "train")
     plots.train({case: found[case] for case in CASES if case in found}, arguments.out / "train.png")
+    return 130 if results["interrupted"] else 0
 
 
 def report(results):

@@ -63,7 +63,8 @@ class Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
         )  # fmt: skip
         self.lines = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
 
     def _read(self):
         for line in self.process.stdout:
@@ -104,6 +105,9 @@ class Worker:
             except (OSError, subprocess.TimeoutExpired):
                 continue
         self.errors.close()
+        self.reader.join(timeout=2)
+        if not self.reader.is_alive():  # it is when a process that the contestant has started holds the pipe
+            self.process.stdout.close()
 
 
 def environment(threads):
