@@ -11,7 +11,9 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from numtrans.errors import WorkerError
+from numtrans.module import Parameter, sum_of
 from numtrans.parallel.pieces import piece_gradients
+from numtrans.parallel.twins import Shard, make_twin
 
 
 class RemoteTraceback(Exception):
@@ -52,7 +54,7 @@ class Fork:
         there.close()
 
     def send(self, *job):
-        """Let it work; `job` are the arguments of `_work` after the first two."""
+        """Let it work; `job` are the arguments of `_work` after the first."""
         with contextlib.suppress(OSError):  # it has ended, and `receive` says so
             self.connection.send(job)
 
@@ -105,10 +107,30 @@ def _no_ctrl_c():
 # ---- in the worker
 
 
+class SharedParameter(Parameter):
+    """The values of a parameter; its gradient is written to `place`, in shared memory."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, parameter, place):
+        super().__init__(parameter.data, parameter.name)
+        self.place = place
+
+    def _accumulate(self, grad, rows):
+        first, self.grad = self.grad is None, self.place
+        if first:
+            self.place[...] = grad if rows is None else 0
+        if not first or rows is not None:
+            sum_of(self.place, grad, rows, self.data)
+
+
 def _serve(shard, gradients, connection, others):
     """Work through rows until the parent ends."""
     for other in others:  # ends of the parent, which would keep the pipes open after it
         other.close()
+    pairs = zip(shard.parameters, gradients, strict=True)
+    memo = {id(parameter): SharedParameter(parameter, place) for parameter, place in pairs}
+    shard = Shard(make_twin(shard.model, memo), make_twin(shard.loss, memo))
     with threadpool_limits(1, "blas"):
         while True:
             try:
@@ -116,7 +138,7 @@ def _serve(shard, gradients, connection, others):
             except (EOFError, OSError):
                 return
             try:
-                answer = _work(shard, gradients, *job)
+                answer = _work(shard, *job)
             except BaseException as error:
                 answer = _portable(error), traceback.format_exc()
             try:
@@ -125,17 +147,14 @@ def _serve(shard, gradients, connection, others):
                 return
 
 
-def _work(shard, gradients, pieces, counters, first, whole, changes):
-    """The loss of `pieces`, and of which parameters there is now a gradient in `gradients`."""
+def _work(shard, pieces, counters, first, whole, changes):
+    """The loss of `pieces`, and of which parameters there is now a gradient."""
     for module, training, buffers in zip(shard.modules, changes[0], changes[2]):
         module.training = training
         vars(module).update(buffers)
     for parameter, learns in zip(shard.parameters, changes[1]):
         parameter.requires_grad, parameter.grad = learns, None
     loss = sum(piece_gradients(shard, piece, counters, first, whole) for piece in pieces)
-    for parameter, array in zip(shard.parameters, gradients):
-        if parameter.grad is not None:
-            array[...] = parameter.grad
     shard.clear()
     return loss, [parameter.grad is not None for parameter in shard.parameters]
 

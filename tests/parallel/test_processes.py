@@ -1,10 +1,12 @@
 """Processes over shared memory: the gradients of one process, and a clean end whatever happens."""
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +16,10 @@ from numtrans.checkpoint import read_arrays
 from numtrans.errors import ConfigError, WorkerError
 from numtrans.layers import Linear
 from numtrans.losses import CrossEntropyLoss, MSELoss
+from numtrans.module import Parameter
 from numtrans.optim import SGD, AdamW
-from numtrans.parallel import Processes, make_workers
-from numtrans.parallel.forks import RemoteTraceback
+from numtrans.parallel import Processes, available_cores, make_workers
+from numtrans.parallel.forks import RemoteTraceback, SharedParameter
 from numtrans.training import Trainer
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks are for Linux")
@@ -137,6 +140,21 @@ def assert_follows(model, ids, targets, got, rtol=1e-12, atol=1e-13):
             np.testing.assert_allclose(got[name], 2 * parameter.grad, rtol=rtol, atol=atol, err_msg=name)
 
 
+@pytest.mark.parametrize("rows", [None, np.array([2, 0])])
+def test_a_gradient_is_written_into_shared_memory(rows):
+    given = Parameter(np.zeros((3, 2)), "E")
+    place, gradient = np.full((3, 2), 9.0), np.arange(6.0).reshape(3, 2)[: 3 if rows is None else 2]
+    for _ in range(2):  # as in two steps
+        shared = SharedParameter(given, place)
+        for parameter in (shared, given):
+            parameter.grad = None
+            parameter.add_grad(gradient.copy(), rows)
+            parameter.add_grad(np.ones((3, 2)))
+            parameter.add_grad(gradient.copy(), rows)
+        assert shared.grad is place
+        np.testing.assert_array_equal(place, given.grad)
+
+
 # ---- errors
 
 
@@ -202,6 +220,9 @@ def test_what_is_refused(monkeypatch):
         make_workers(gpt(), CrossEntropyLoss(), kind="fibers")
     with pytest.raises(ConfigError, match="no meaning with MPI"):
         make_workers(gpt(), CrossEntropyLoss(), kind="processes", comm=object())
+    monkeypatch.setattr("numtrans.parallel.processes.backend_name", lambda array: "cupy")
+    with pytest.raises(ConfigError, match="the model is on cupy"):
+        Processes(gpt(), CrossEntropyLoss(), 2).gradients(*batch())
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(ConfigError, match="darwin does not do safely; use threads"):
         Processes(gpt(), CrossEntropyLoss(), 2)
@@ -256,3 +277,10 @@ def test_workers_end_with_the_parent(tmp_path, how):
         assert process.returncode == 0
     else:
         assert len(pids) == 2
+
+
+def test_the_script_of_the_guide_that_measures():
+    path = Path(__file__).parents[2] / "docs" / "guides" / "scaling.py"
+    medians = runpy.run_path(str(path))["measure"]("tiny", 0.1)
+    assert list(medians) == ["one core", f"{available_cores()} threads", f"{available_cores()} processes"]
+    assert all(value > 0 for value, _ in medians.values())
