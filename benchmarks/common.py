@@ -66,10 +66,10 @@ def note(text):
 
 
 def print_times(results, peer, unit=1e3, name_of_unit="ms"):
-    """A line for each contestant: its time, the share of its peer's, how many samples counted, the libraries."""
+    """A line for each contestant: its time, the share of its peer's, the rounds and samples that counted; libraries."""
     entries = results["contestants"]
     width = max(map(len, entries))
-    print(f"{'':{width}s} {name_of_unit:>10s}   share of {peer} (quarter points)   samples (discarded)")
+    print(f"{'':{width}s} {name_of_unit:>10s}   share of {peer} (quarter points)   rounds   samples (discarded)")
     doubt = False
     for name, entry in entries.items():
         if entry["error"] is not None:
@@ -82,7 +82,8 @@ def print_times(results, peer, unit=1e3, name_of_unit="ms"):
         mark = " " if clean and share["clean"] else "~"
         doubt = doubt or mark == "~"
         quarters = f"{share['median']:.3f} ({share['low']:.3f} to {share['high']:.3f})"
-        print(f"{name:{width}s} {seconds * unit:10.3f}{mark}  {quarters:32s}  {kept:5d} ({discarded})")
+        counted = f"{share['rounds']:5d}     {kept:5d} ({discarded})"
+        print(f"{name:{width}s} {seconds * unit:10.3f}{mark}  {quarters:32s}  {counted}")
     if doubt:
         print("~ all samples waited for a core, and were taken nevertheless: the machine was busy")
     if not results["sees_waiting"]:

@@ -42,8 +42,9 @@ def at_most(value, goal):
 
 
 def spread(share):
-    """A ratio with its quarter points, marked if the machine was never quiet."""
-    return f"{share['median']:.2f} ({share['low']:.2f} to {share['high']:.2f}){'' if share['clean'] else ' ~'}"
+    """A ratio with its quarter points and the number of rounds, marked if the machine was never quiet."""
+    rounds = f"{share['rounds']} round{'s' * (share['rounds'] != 1)}{'' if share['clean'] else ', ~'}"
+    return f"{share['median']:.2f} ({share['low']:.2f} to {share['high']:.2f}; {rounds})"
 
 
 def share_row(what, share, goal, command):

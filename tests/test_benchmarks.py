@@ -257,9 +257,10 @@ def test_the_table_names_goals_numbers_and_commands(tmp_path, capsys):
     table.run(argparse.Namespace(out=tmp_path))
     printed = capsys.readouterr().out.splitlines()
     command = "`python -m benchmarks train --sizes S`"
-    assert f"| step S: of PyTorch eager | <= 0.80 | 0.60 (0.60 to 0.60) | yes | {command} |" in printed
-    assert f"| step S: of PyTorch's best (torch.compile) | <= 0.95 | 1.20 (1.20 to 1.20) | no | {command} |" in printed
-    assert f"| step S: of the matrix products | <= 1.35 | 1.50 (1.50 to 1.50) | no | {command} |" in printed
+    assert f"| step S: of PyTorch eager | <= 0.80 | 0.60 (0.60 to 0.60; 2 rounds) | yes | {command} |" in printed
+    best = "step S: of PyTorch's best (torch.compile)"
+    assert f"| {best} | <= 0.95 | 1.20 (1.20 to 1.20; 2 rounds) | no | {command} |" in printed
+    assert f"| step S: of the matrix products | <= 1.35 | 1.50 (1.50 to 1.50; 2 rounds) | no | {command} |" in printed
     assert sum("S-1-thread" in row for row in printed) == 1
     assert any(row.startswith("| memory M: of PyTorch eager | <= 0.80 | 0.80 | yes |") for row in printed)
     assert any(row.startswith("| import numtrans: of import numpy | <= 1.5 | 1.20 | yes |") for row in printed)
@@ -272,7 +273,7 @@ def test_attention_has_a_time_a_memory_and_a_growth_of_the_memory(tmp_path):
         found["extra"] = {attention.OURS: extra, attention.FUSED: 12e6}
         common.save(tmp_path, f"attention-{tokens}", {}, found)
     rows = {what: (measured, met) for what, _, measured, met, _ in table.attention_rows(tmp_path)}
-    assert rows["attention, T 512: time, of PyTorch fused"] == ("0.50 (0.50 to 0.50)", "yes")
+    assert rows["attention, T 512: time, of PyTorch fused"] == ("0.50 (0.50 to 0.50; 1 round)", "yes")
     assert rows["attention, T 1024: extra memory, of PyTorch fused"] == ("0.50", "no")
     assert rows["attention: power of T that the memory follows, from T 1024 to 2048"] == ("2.00", "no")
     plots.attention(common.load(tmp_path, "attention"), tmp_path / "attention.png")
