@@ -6,14 +6,16 @@ key, ``dv`` of a value.
 
 from numtrans.backend import get_xp
 from numtrans.errors import ConfigError, ShapeError
+from numtrans.layers.blockwise_attention import Tiles, blockwise_attention_backward, blockwise_attention_forward
 from numtrans.layers.dropout import Dropout
-from numtrans.layers.heads import add_product, empty_by_token, matmul_heads, stack_groups
+from numtrans.layers.heads import add_product, empty_by_token, join_blocks, matmul_heads, stack_groups, sum_by_input
 from numtrans.layers.masks import causal_bias, checked_mask, mask_bias, mask_part, window_bias
 from numtrans.layers.softmax import softmax_
 from numtrans.module import Module
 from numtrans.reductions import dot_last
 
-ROWS = 64  # queries of a block: half of the scores of fewer are not worth another call
+ROWS = 64  # queries of a causal block; half of the scores of fewer are not worth another round of calls
+TILE, MANY_SCORES = 256, 1 << 24  # default of block_size, and the scores (64 MiB of float32) from which it is used
 
 
 class ScaledDotProductAttention(Module):
@@ -51,6 +53,10 @@ class ScaledDotProductAttention(Module):
     rng : numpy.random.Generator, optional
         Draws the key of the dropout mask.
 
+    block_size : int, optional
+        Work in tiles of so many queries by as many keys, with memory linear in the tokens and `attention_weights` None;
+        see `numtrans.layers.blockwise_attention`. By default 256 above 2^24 scores (without `position`). 0: never.
+
     Attributes
     ----------
     attention_weights : array (B, H, Tq, Tk) or None
@@ -58,7 +64,7 @@ class ScaledDotProductAttention(Module):
 
     Notes
     -----
-    A query with no key left to attend gets output 0 and gradient 0.
+    A query with no key left to attend gets output 0 and gradient 0. More than 64 causal queries are taken in blocks.
 
     References
     ----------
@@ -68,7 +74,7 @@ class ScaledDotProductAttention(Module):
 
     transient = ("blocks",)
 
-    def __init__(self, dropout=0.0, causal=False, scale=None, *, window=None, position=None, rng=None):
+    def __init__(self, dropout=0.0, causal=False, scale=None, *, window=None, position=None, block_size=None, rng=None):
         super().__init__()
         if scale is not None and not scale > 0:
             raise ConfigError(f"ScaledDotProductAttention: scale is {scale}, expected a positive number")
@@ -76,20 +82,20 @@ class ScaledDotProductAttention(Module):
             raise ConfigError(
                 f"ScaledDotProductAttention: window is {window} with causal={causal}, expected at least 1, and causal"
             )
+        if block_size is not None and (block_size < 0 or (block_size and position is not None)):
+            raise ConfigError(
+                f"ScaledDotProductAttention: block_size is {block_size} with position={position}, expected at least 1, "
+                "or 0 for no tiles; tiles do not go with relative positions"
+            )
         self.causal, self.scale, self.window, self.position = causal, scale, window, position
+        self.block_size = block_size
         self.dropout = Dropout(dropout, rng=rng)
         self.blocks = None  # of the latest forward: queries, number of keys they meet, weights
 
     @property
     def attention_weights(self):
-        """Weights (B, H, Tq, Tk) of the latest forward, before dropout; None if there are none."""
-        if self.blocks is None or len(self.blocks) == 1:
-            return None if self.blocks is None else self.blocks[0][-1]
-        rows, seen, P = self.blocks[-1]
-        whole = get_xp(P).zeros((*P.shape[:2], rows.stop, seen), P.dtype)
-        for rows, seen, P in self.blocks:
-            whole[:, :, rows, :seen] = P
-        return whole
+        """Weights (B, H, Tq, Tk) of the latest forward, before dropout; None after `clear` and with tiles."""
+        return None if self.blocks is None else join_blocks(self.blocks)
 
     def forward(self, query, key=None, value=None, mask=None, offset=None):
         """Attend from `query` (B, H, Tq, d) to `key` (B, G, Tk, d), `value` (B, G, Tk, dv): (B, H, Tq, dv).
@@ -107,6 +113,12 @@ class ScaledDotProductAttention(Module):
         mask = None if mask is None else checked_mask(mask, query, (B, H, Tq, Tk), type(self).__name__)
         if offset is None:
             offset = Tk - Tq if self.causal else 0
+        if size := self.tile_size(B * H * Tq * Tk):
+            tiles = Tiles((B, H, Tq, Tk), size, self.causal, self.window, mask, self.dropout)
+            O, L = blockwise_attention_forward(query, key, value, scale, tiles)
+            self.blocks = None
+            self.save(query, key, value, tiles, (O, L), scale, given)
+            return O
         q = query * scale
         O = empty_by_token(xp, (B, H, Tq, value.shape[-1]), q.dtype)
         blocks, dropped = [], []
@@ -141,6 +153,9 @@ class ScaledDotProductAttention(Module):
         """Given dO (B, H, Tq, dv), return one gradient for each array that forward was given."""
         q, key, value, blocks, dropped, scale, given = self.saved()
         self.check_dy(dO, (*q.shape[:-1], value.shape[-1]), q)
+        if isinstance(blocks, Tiles):
+            gradients = blockwise_attention_backward(dO, q, key, value, scale, blocks, *dropped)
+            return sum_by_input(*gradients, given)
         G, xp = key.shape[1], get_xp(dO)
         dquery, dkey, dvalue = (empty_by_token(xp, x.shape, x.dtype) for x in (q, key, value))
         for (rows, seen, P), D in zip(reversed(blocks), reversed(dropped), strict=True):
@@ -164,15 +179,15 @@ class ScaledDotProductAttention(Module):
             if relative is not None:
                 dquery += relative
         dquery *= scale
-        if given == 1:
-            return dquery + dkey + dvalue
-        return (dquery, dkey + dvalue) if given == 2 else (dquery, dkey, dvalue)
+        return sum_by_input(dquery, dkey, dvalue, given)
+
+    def tile_size(self, scores):
+        """`block_size`, or what is chosen without it for so many `scores`; 0 for the plain form."""
+        chosen = TILE if scores > MANY_SCORES and self.position is None else 0
+        return chosen if self.block_size is None else self.block_size
 
     def row_blocks(self, Tq, Tk):
-        """Slices of queries, each with the number of keys that it meets: all in one, or blocks of a causal triangle.
-
-        A causal block meets no key after that of its last query: about half of the scores are never made.
-        """
+        """Slices of queries, each with the number of keys that it meets: a causal block none after its last query's."""
         whole = not self.causal or self.position is not None or (self.dropout.training and self.dropout.p > 0)
         n = max(Tq, 1) if whole else ROWS
         blocks = [slice(start, min(start + n, Tq)) for start in range(0, max(Tq, 1), n)]

@@ -74,6 +74,17 @@ class Dropout(Module):
         dx *= 1 / (1 - self.p)
         return dx
 
+    def next_parts(self, shape):
+        """The next mask, for an input of `shape` that is never there as a whole; None if nothing is dropped.
+
+        A function of the namespace and of a slice for each axis, which draws that part of the mask that `forward` would
+        have drawn.
+        """
+        if not self.training or self.p == 0:
+            return None
+        self.counter += 1
+        counter, start = self.counter, self.place(shape)
+        return lambda xp, index: keep_part(xp, shape, index, self.p, self.key, counter, start)
 
     def place(self, shape):
         """Index of the first entry of an input of `shape` among those of the whole batch."""
@@ -87,10 +98,26 @@ def keep_mask(xp, shape, p, key, counter, start=0):
 
     Indices count from `start`, modulo 2^32.
     """
-    size = math.prod(shape)
-    first, second = _mix(key ^ _mix(counter)), _mix(counter + _mix(key))
-    h = xp.arange(size, dtype=xp.uint32)
+    h = xp.arange(math.prod(shape), dtype=xp.uint32)
     h += start & _MASK32
+    return _keep(h, p, key, counter).reshape(shape)
+
+
+def keep_part(xp, shape, index, p, key, counter, start=0):
+    """The part ``[index]`` of `keep_mask`, made alone; `index` has a slice with a start and a stop for each axis."""
+    h, stride = xp.zeros((1,) * len(shape), xp.uint32), 1
+    for axis in reversed(range(len(shape))):
+        places = xp.arange(index[axis].start, index[axis].stop, dtype=xp.uint32)
+        places *= stride & _MASK32
+        h = h + places.reshape(-1, *(1,) * (len(shape) - 1 - axis))
+        stride *= shape[axis]
+    h += start & _MASK32
+    return _keep(h, p, key, counter)
+
+
+def _keep(h, p, key, counter):
+    """Hash the indices `h`, in place, and compare with the threshold."""
+    first, second = _mix(key ^ _mix(counter)), _mix(counter + _mix(key))
     h += first
     h ^= h >> 16  # the lowbias32 hash of C. Wellons, with the second word put in
     h ^= second
@@ -98,7 +125,7 @@ def keep_mask(xp, shape, p, key, counter, start=0):
     h ^= h >> 15
     h *= 0x846CA68B
     h ^= h >> 16
-    return (h >= int(p * 2**32)).reshape(shape)
+    return h >= int(p * 2**32)
 
 
 def _mix(word):

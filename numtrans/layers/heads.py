@@ -33,3 +33,21 @@ def empty_by_token(xp, shape, dtype):
     """An array (B, H, T, n), laid out in memory as (B, T, H, n) so that merging heads is free."""
     B, H, T, n = shape
     return xp.empty((B, T, H, n), dtype).transpose(0, 2, 1, 3)
+
+
+def join_blocks(blocks):
+    """Weights (B, H, Tq, Tk) from blocks (queries, number of keys that they meet, weights); other weights are 0."""
+    rows, seen, P = blocks[-1]
+    if len(blocks) == 1:
+        return P
+    whole = get_xp(P).zeros((*P.shape[:2], rows.stop, seen), P.dtype)
+    for rows, seen, P in blocks:
+        whole[:, :, rows, :seen] = P
+    return whole
+
+
+def sum_by_input(dquery, dkey, dvalue, given):
+    """One gradient for each array given: one array used as several collects the sum."""
+    if given == 1:
+        return dquery + dkey + dvalue
+    return (dquery, dkey + dvalue) if given == 2 else (dquery, dkey, dvalue)

@@ -50,6 +50,8 @@ class MultiHeadAttention(Module):
         With `causal`, a query sees the latest `window` keys only.
     position : RotaryPositionalEncoding or RelativePosition, optional
         Rotates queries and keys, or adds its term to the scores.
+    block_size : int, optional
+        Tiles of the scores, as in `ScaledDotProductAttention`.
     rng : numpy.random.Generator, optional
         Draws the weights.
 
@@ -66,7 +68,7 @@ class MultiHeadAttention(Module):
 
     def __init__(
         self, d_model, num_heads, num_kv_heads=None, d_kv=None, *, d_v=None, dropout=0.0, bias=True, causal=False,
-        scale=None, window=None, position=None, rng=None,
+        scale=None, window=None, position=None, block_size=None, rng=None,
     ):  # fmt: skip
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -81,12 +83,12 @@ class MultiHeadAttention(Module):
         rotary = isinstance(position, RotaryPositionalEncoding)
         self.rotary = position if rotary else None
         self.attention = ScaledDotProductAttention(
-            dropout, causal, scale, window=window, position=None if rotary else position, rng=rng
+            dropout, causal, scale, window=window, position=None if rotary else position, block_size=block_size, rng=rng
         )
 
     @property
     def attention_weights(self):
-        """Weights (B, H, Tq, Tk) of the latest forward, before dropout."""
+        """Weights (B, H, Tq, Tk) of the latest forward, before dropout; None with tiles (see `block_size`)."""
         return self.attention.attention_weights
 
     def forward(self, query, key=None, value=None, mask=None, cache=None):
