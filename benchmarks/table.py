@@ -64,9 +64,9 @@ def train_rows(out):
         shares = {name: share for name, share in shares.items() if share["rounds"]}
         if train.EAGER in shares:
             rows.append(share_row(f"step {case}: of {train.EAGER}", shares[train.EAGER], eager, command))
-        modes = [name for name in (train.EAGER, train.COMPILED) if name in shares]
-        if best and modes:
-            quickest = max(modes, key=lambda name: shares[name]["median"])
+        if best and train.EAGER in shares:
+            compiled = train.COMPILED in shares and ratio(results, train.COMPILED, train.EAGER)["median"] < 1
+            quickest = train.COMPILED if compiled else train.EAGER
             rows.append(share_row(f"step {case}: of PyTorch's best ({quickest})", shares[quickest], best, command))
         if products and train.PRODUCTS in shares:
             rows.append(share_row(f"step {case}: of the {train.PRODUCTS}", shares[train.PRODUCTS], products, command))

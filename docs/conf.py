@@ -91,7 +91,8 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 html_context = {"default_mode": "auto"}
-html_sidebars = {f"docs/{page}": [] for page in ("index", "notation", "assignments", "claims")}  # no pages below
+_ALONE = ("index", "notation", "assignments", "performance", "claims")  # no pages below
+html_sidebars = {f"docs/{page}": [] for page in _ALONE}
 
 copybutton_exclude = ".linenos, .gp, .go"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
