@@ -9,6 +9,7 @@ each pair of numbers that meet. A matrix product :math:`y = x W` is followed by 
 """
 
 from numtrans.errors import ConfigError
+from numtrans.layers.attention import ScaledDotProductAttention
 from numtrans.layers.feedforward import GATES
 from numtrans.models.configs import BERTConfig, GPTConfig, LlamaConfig, T5Config, TransformerConfig, ViTConfig, plain
 from numtrans.models.counts import SHAW_ROWS, architecture, as_config, attention_matrices, feedforward_matrices
@@ -23,8 +24,9 @@ _SAVED = {
 def flop_parts(config, tokens):
     """Operations of the matrix products in a forward of one sequence, or one image.
 
-    The scores and averages of attention grow with the square of ``T``. All pairs of tokens are counted, since numtrans
-    computes all of them; a causal mask leaves about half, and a sliding window less.
+    The scores and averages of attention grow with the square of ``T``. All pairs of tokens are counted, as is usual. A
+    causal mask leaves about half, and a sliding window less; of what they hide numtrans computes what lies in the same
+    block of 64 queries, or in the same tile.
 
     Parameters
     ----------
@@ -55,17 +57,20 @@ def flop_parts(config, tokens):
     return [a.part(name, formula, T=tokens) for name, formula in formulas]
 
 
-def activation_parts(config, tokens, recompute=False):
+def activation_parts(config, tokens, batch=1, *, recompute=False):
     """Floating-point numbers that a training forward of one sequence saves for its backward, with those of the loss.
 
-    An array that two parts save, such as the input of the three projections of attention, counts once. With
-    recomputation (`numtrans.layers.checkpoint_layers`) the layers save their inputs alone, and one layer at a time what
-    it saves without.
+    An array that two parts save, such as the input of the three projections of attention, counts once. Attention saves
+    its weights, under a causal mask those of each block of queries up to its last one, and in tiles one number a query
+    (see `numtrans.layers.ScaledDotProductAttention`). With recomputation (`numtrans.layers.checkpoint_layers`) the
+    layers save their inputs alone, and one layer at a time what it saves without.
 
     Parameters
     ----------
     config, tokens
         As for `flop_parts`.
+    batch : int, default 1
+        Sequences: with many, attention works in tiles.
     recompute : bool, default False
         Whether each layer is wrapped in a `Checkpoint`.
 
@@ -80,13 +85,13 @@ def activation_parts(config, tokens, recompute=False):
         if recompute:
             formulas.append((f"{stack.name}inputs of layers", f"{stack.layers} T D"))
         else:
-            formulas += _all_layers(stack, _layer_activations(a, stack))
+            formulas += _all_layers(stack, _layer_activations(a, stack, tokens, batch))
         if stack.cross:
             formulas.append(("memory", "T D"))
         if a.pre_norm:
             formulas.append((f"{stack.name}closing norm", "T D + T"))
     if recompute:
-        formulas += _one_layer(_layer_activations(a, a.stacks[-1], input_is_there=not a.pre_norm))
+        formulas += _one_layer(_layer_activations(a, a.stacks[-1], tokens, batch, input_is_there=not a.pre_norm))
     if isinstance(c, ViTConfig):
         formulas += [("head", "T D"), ("loss", "K + 1")]
     elif isinstance(c, BERTConfig):
@@ -100,7 +105,7 @@ def activation_parts(config, tokens, recompute=False):
     return [a.part(name, formula, T=tokens) for name, formula in formulas]
 
 
-def mask_parts(config, tokens, recompute=False):
+def mask_parts(config, tokens, batch=1, *, recompute=False):
     """Booleans, of a byte each, that a training forward saves: where dropout keeps a number, and where ReLU does.
 
     Parameters and result as for `activation_parts`.
@@ -110,9 +115,9 @@ def mask_parts(config, tokens, recompute=False):
     if a.dropout and not isinstance(c, LlamaConfig):
         formulas.append(("embedding", {TransformerConfig: "2 T D", T5Config: "4 T D"}.get(type(c), "T D")))
     for stack in () if recompute else a.stacks:
-        formulas += _all_layers(stack, _layer_masks(a, stack))
+        formulas += _all_layers(stack, _layer_masks(a, stack, tokens, batch))
     if recompute:
-        formulas += _one_layer(_layer_masks(a, a.stacks[-1]))
+        formulas += _one_layer(_layer_masks(a, a.stacks[-1], tokens, batch))
     if isinstance(c, BERTConfig) and c.head == "mlm" and _SAVED[c.feedforward][1]:
         formulas.append(("masked-LM head", "T D"))
     return [a.part(name, formula, T=tokens) for name, formula in formulas]
@@ -167,14 +172,15 @@ def _all_heads(a):
     return "D" if a.sizes["H"] * a.sizes["d"] == a.sizes["D"] else "H d"
 
 
-def _layer_activations(a, stack, input_is_there=False):
+def _layer_activations(a, stack, tokens, batch, input_is_there=False):
     """Names and formulas of the floats that one layer of `stack` saves; the input of a post-norm one may be there."""
     heads = "2 T H d + " + ("2 T H d" if a.sizes["G"] == a.sizes["H"] else "2 T G d")
-    twice = "2 " if a.dropout else ""  # the weights before dropout and after it
     formulas = []
     for kind in ("attention", "cross-attention") if stack.cross else ("attention",):
         inputs = "" if input_is_there and kind == "attention" else "T D + "
-        formulas.append((kind, f"{inputs}{heads} + {twice}H T^2"))
+        tiles, pairs = _pairs(a, stack, kind, tokens, batch)
+        twice = "2 " if a.dropout and not tiles else ""  # the weights before dropout and after it
+        formulas.append((kind, f"{inputs}{heads} + {twice}{'H T' if tiles else pairs}"))
     if a.position == "shaw":
         formulas.append(("distances", f"{SHAW_ROWS} T H"))
     floats, _ = _hidden(a)
@@ -182,13 +188,26 @@ def _layer_activations(a, stack, input_is_there=False):
     return [*formulas, ("norms", f"{3 if stack.cross else 2} (T D + T)")]
 
 
-def _layer_masks(a, stack):
+def _layer_masks(a, stack, tokens, batch):
     """Names and formulas of the booleans that one layer of `stack` saves."""
     _, hidden = _hidden(a)
     if not a.dropout:
         return [("feed-forward", f"{hidden} T F")] if hidden else []
-    times = "2 " if stack.cross else ""
-    return [("attention", f"{times}(H T^2 + T D)"), ("feed-forward", f"{hidden} T F + T D")]
+    formulas = []
+    for kind in ("attention", "cross-attention") if stack.cross else ("attention",):
+        tiles, pairs = _pairs(a, stack, kind, tokens, batch)  # a tile draws its mask again
+        formulas.append((kind, "T D" if tiles else f"{pairs} + T D"))
+    return [*formulas, ("feed-forward", f"{hidden} T F + T D")]
+
+
+def _pairs(a, stack, kind, tokens, batch):
+    """Whether attention works in tiles, and the formula of the weights that it saves if not, asked of the layer."""
+    own = kind == "attention"
+    relative = True if own and a.position in ("shaw", "t5", "alibi") else None
+    layer = ScaledDotProductAttention(a.dropout, own and stack.causal and not stack.cross, position=relative)
+    pairs = sum((rows.stop - rows.start) * seen for rows, seen in layer.row_blocks(tokens, tokens))
+    tiles = layer.tile_size(batch * a.sizes["H"] * tokens**2)
+    return tiles, "H T^2" if pairs == tokens**2 else f"{pairs} H"
 
 
 def _all_layers(stack, formulas):

@@ -71,8 +71,8 @@ class Summary:
     @property
     def recompute_bytes(self):
         """As `activation_bytes`, the most at a time when each layer is recomputed (`checkpoint_layers`)."""
-        floats = activation_parts(self.config, self.tokens, recompute=True)
-        masks = mask_parts(self.config, self.tokens, recompute=True)
+        floats = activation_parts(self.config, self.tokens, self.batch, recompute=True)
+        masks = mask_parts(self.config, self.tokens, self.batch, recompute=True)
         return self.batch * (BYTES[TRAINING_DTYPE] * _total(floats) + _total(masks))
 
     def weight_bytes(self, dtype="float32"):
@@ -153,7 +153,8 @@ def summary(config, tokens=None, batch=1):
     name = config if isinstance(config, str) else type(config).__name__
     config = as_config(config)
     tokens = check_tokens(config, tokens)
-    costs = (function(config, tokens) for function in (flop_parts, activation_parts, mask_parts, cache_parts))
+    saved = activation_parts(config, tokens, batch), mask_parts(config, tokens, batch)
+    costs = flop_parts(config, tokens), *saved, cache_parts(config, tokens)
     return Summary(name, config, tokens, batch, parameter_parts(config), *costs)
 
 

@@ -11,7 +11,7 @@ from numtrans.blocks import Decoder, Encoder
 from numtrans.errors import ConfigError
 from numtrans.inspect import Summary, costs, summary
 from numtrans.inspect.summaries import readable
-from numtrans.layers import Checkpoint, checkpoint_layers, embedding
+from numtrans.layers import Checkpoint, attention, checkpoint_layers, embedding
 from numtrans.layers.kv_cache import StackCache
 from numtrans.losses import CrossEntropyLoss
 from numtrans.models import BERT, GPT, T5, GPTConfig, Llama, LlamaConfig, Transformer, ViT, preset
@@ -88,8 +88,11 @@ def arrays_in(value):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-def test_activation_bytes_are_what_a_forward_saves(model, dropout):
-    for seed in range(12):
+@pytest.mark.parametrize("most", [attention.MANY_SCORES, 1])
+def test_activation_bytes_are_what_a_forward_saves(model, dropout, most, monkeypatch):
+    """Also with attention in tiles, which more than `most` scores call for."""
+    monkeypatch.setattr(attention, "MANY_SCORES", most)
+    for seed in range(8):
         net, inputs, T = make(model, seed, dropout=dropout)
         y = net(*inputs)
         s = summary(net.config, T, batch=B)
@@ -106,6 +109,20 @@ def test_activation_bytes_are_what_a_forward_saves(model, dropout):
             B * 4 * sum(part.value for part in s.activations), B * sum(part.value for part in s.masks)
         ), net.config  # fmt: skip
         assert s.activation_bytes == floats + booleans
+
+
+@pytest.mark.parametrize(("T", "dropout", "weights"), [(64, 0.0, 64 * 64), (65, 0.0, 64 * 64 + 65),
+                         (150, 0.0, 64 * 64 + 64 * 128 + 22 * 150), (150, 0.5, 2 * 150 * 150)])  # fmt: skip
+def test_causal_weights_that_are_saved(T, dropout, weights):
+    """By hand: 64 queries meet 64 keys, the next ones 128, the rest all; with dropout all, before it and after."""
+    config = LlamaConfig(7, T, d_model=4, num_heads=2, num_layers=3, d_ff=3, dropout=dropout)
+    net = Llama(config, rng=0)
+    net(np.ones((B, T), int))
+    (part,) = [part for part in costs.activation_parts(config, T, B) if part.name == "attention"]
+    assert part.value == 3 * (T * 4 + 4 * T * 4 + 2 * weights)
+    stacks = [layer.self_attention.sublayer.attention._stack for layer in net.layers.layers]
+    found = sum(array.nbytes for _, array in dict(arrays_in(stacks)).items() if array.shape[-1] not in (2, 4))
+    assert found == 4 * B * 3 * 2 * weights
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -133,7 +150,7 @@ def test_recompute_bytes_are_what_is_there_when_a_layer_is_computed_again(model,
                 owned |= {i for i, array in arrays_in(part._stack) if array.dtype == bool}
         found.append((saved(net, "f", owned), saved(net, "b", owned)))
         net.backward(np.ones_like(y))
-        floats, masks = (f(net.config, T, recompute=True) for f in (costs.activation_parts, costs.mask_parts))
+        floats, masks = (f(net.config, T, B, recompute=True) for f in (costs.activation_parts, costs.mask_parts))
         last = "decoder closing norm" if model in (Transformer, T5) else "closing norm"
         head = ("output", "head", "pooler", "masked-LM head", last)
         for at, without in zip(found, ("of one layer", head)):
