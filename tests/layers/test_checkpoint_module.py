@@ -16,7 +16,16 @@ from numtrans.errors import BackwardError, ConfigError, ShapeError
 from numtrans.generation import generate, translate
 from numtrans.gradcheck import gradcheck
 from numtrans.inspect import summary
-from numtrans.layers import BatchNorm, Checkpoint, Dropout, Embedding, Linear, checkpoint_layers, padding_mask
+from numtrans.layers import (
+    BatchNorm,
+    Checkpoint,
+    Dropout,
+    Embedding,
+    Linear,
+    MultiHeadAttention,
+    checkpoint_layers,
+    padding_mask,
+)
 from numtrans.layers.relative_bias import T5RelativeBias
 from numtrans.losses import CrossEntropyLoss
 from numtrans.models import GPT, GPTConfig, Transformer
@@ -133,6 +142,14 @@ def test_masks_and_memory_reach_the_second_forward():
     assert gradcheck(layer, X, mask=MASK)
     assert gradcheck(Checkpoint(generic(Pair())), X, normal(2, 3, 4, seed=1), weight=2.0)
     assert gradcheck(layer.eval(), X, method="complex")
+
+
+def test_attention_in_tiles():
+    """Whose backward draws the masks of dropout again, too."""
+    def make():
+        return generic(MultiHeadAttention(4, 2, dropout=0.3, causal=True, block_size=2, rng=rng()))
+
+    assert_as_plain(make, (X, {"mask": MASK}), (normal(2, 3, 4, seed=1), {}))
 
 
 def test_integers_have_no_gradient():
