@@ -7,6 +7,7 @@ a head.
 from numtrans.errors import ConfigError, ShapeError
 from numtrans.layers.attention import ScaledDotProductAttention
 from numtrans.layers.kv_cache import check_no_grad
+from numtrans.layers.last_query import attend_to_cache
 from numtrans.layers.linear import Linear
 from numtrans.layers.rotary import RotaryPositionalEncoding
 from numtrans.layers.side_by_side import map_together
@@ -158,7 +159,7 @@ class MultiHeadAttention(Module):
             k, v = cache.append(k if self.rotary is None else self.rotary(k, start), v)
         q = split_heads(q, self.num_heads)                                  # (B, H, Tq, d)
         q = q if self.rotary is None else self.rotary(q, start)
-        return self.out_proj(merge_heads(self.attention(q, k, v, mask, start)))  # (B, Tq, D)
+        return self.out_proj(merge_heads(attend_to_cache(self.attention, q, k, v, mask, start)))  # (B, Tq, D)
 
     def siblings(self):
         """The linear layers that share one input in self-attention, see `lay_out_weights`."""
@@ -189,6 +190,8 @@ class MultiHeadAttention(Module):
     def check_inputs(self, query, key, value):
         """Raise unless the three are (B, T, d_model) and fit together."""
         for label, x in (("query", query), ("key", key), ("value", value)):
+            if x is query and label != "query":
+                continue
             self.check_last_axis(x, self.d_model, label, self.q_proj.W.data)
             if x.ndim != 3:
                 raise ShapeError(

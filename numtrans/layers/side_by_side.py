@@ -3,8 +3,6 @@
 Shapes: ``...`` batch and tokens, ``I`` inputs, ``O`` outputs of a linear layer.
 """
 
-from itertools import accumulate
-
 import numpy as np
 
 from numtrans.backend import backend_name
@@ -46,6 +44,7 @@ def lay_out_weights(model):
             for layer, columns in zip(siblings, blocks_of(siblings)):
                 layer.W.data = W[:, columns]
                 placed.add(id(layer))
+            siblings[0].columns = Columns(W, [layer.W.data for layer in siblings])
     for layer in model.modules():
         if isinstance(layer, Linear) and id(layer) not in placed and on_cpu(layer) and layer.d_out <= layer.d_in:
             layer.W.data = np.asfortranarray(layer.W.data)
@@ -58,40 +57,53 @@ def map_together(x, *layers):
     Without gradients, and where `lay_out_weights` has put their matrices side by side, this is the one product
     :math:`x\\,[W_1\\; W_2 \\ldots]`, cut into its parts, which are views.
     """
-    W = None if grad_enabled() else side_by_side([layer.W.data for layer in layers])
+    W = None if grad_enabled() else side_by_side(layers)
     if W is None:
         return [layer(x) for layer in layers]
     layers[0].check_last_axis(x, layers[0].d_in, like=W, label="d_in")
     y = (rows(x) @ W).reshape(*x.shape[:-1], W.shape[1])                    # (..., O1 + O2 + ...)
-    parts = [y[..., columns] for columns in blocks_of(layers)]
-    for layer, part in zip(layers, parts):
+    parts, start = [], 0
+    for layer in layers:
+        part = y[..., start : start + layer.d_out]
         if layer.b is not None:
             part += layer.b.data
+        parts.append(part)
+        start += layer.d_out
     return parts
 
 
-def side_by_side(matrices):
-    """The array (I, O1 + O2 + ...) of which `matrices` (I, O1), (I, O2), ... are the columns in memory, or None."""
-    W = matrices[0].base
-    if type(W) is not np.ndarray or W.ndim != 2 or W.shape[1] != sum(part.shape[1] for part in matrices):
+def side_by_side(layers):
+    """The array (I, O1 + O2 + ...) of which the matrices of `layers` (I, O1), (I, O2), ... are the columns, or None.
+
+    A layer may have got another matrix since `lay_out_weights`: of a file, of another dtype, or as a copy of a model.
+    """
+    columns = getattr(layers[0], "columns", None)
+    if columns is None or len(layers) != len(columns.parts):
         return None
-    place = address(W)
-    for part in matrices:
-        if part.strides != W.strides or len(part) != len(W) or address(part) != place:
+    for layer, part in zip(layers, columns.parts):
+        if layer.W.data is not part or part.base is not columns.whole:  # the views of a copied model have no base
+            layers[0].columns = None
             return None
-        place += part.shape[1] * W.strides[1]
-    return W
+    return columns.whole
+
+
+class Columns:
+    """An array, and the views of its columns that `lay_out_weights` has made the matrices of linear layers.
+
+    Parameters
+    ----------
+    whole : array (I, O1 + O2 + ...)
+    parts : list of array
+    """
+
+    def __init__(self, whole, parts):
+        self.whole, self.parts = whole, parts
 
 
 def blocks_of(layers):
     """The columns of each of `layers` in the array of all, as slices."""
-    ends = accumulate(layer.d_out for layer in layers)
-    return [slice(end - layer.d_out, end) for layer, end in zip(layers, ends)]
-
-
-def address(array):
-    """The place in memory of the first number of `array`."""
-    return array.__array_interface__["data"][0]
+    end = 0
+    return [slice(end, end := end + layer.d_out) for layer in layers]
 
 
 def on_cpu(*layers):

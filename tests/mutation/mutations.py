@@ -95,6 +95,8 @@ WRITING = Place("generation/writing.py", (), ("generation/test_writing.py",))
 CONTINUATION = Place("generation/continuation.py", (), ("generation/test_writing.py", "generation/test_beam.py"))
 PROMPTS = Place("generation/prompts.py", (), ("generation/test_writing.py",))
 BEAM = Place("generation/beam.py", (), ("generation/test_beam.py",))
+LAST_QUERY = Place("layers/last_query.py", (), ("layers/test_last_query.py",))
+SIDE_BY_SIDE = Place("layers/side_by_side.py", (), ("layers/test_side_by_side.py",))
 KV_CACHE = Place("layers/kv_cache.py", (), ("layers/test_kv_cache.py", "models/test_cached.py"))
 LOSSES = Place("losses.py", ("CrossEntropyLoss", "CrossEntropyLoss, smoothed", "CrossEntropyLoss, sum",
                "CrossEntropyLoss, none", "MSELoss"), ("test_losses.py",))  # fmt: skip
@@ -287,8 +289,20 @@ MUTATIONS = [
              "q = q if self.rotary is None else self.rotary(q)", "new query rotated from position 0", **CACHED),
     Mutation("cache-key-position", MULTI_HEAD, "else self.rotary(k, start), v)", "else self.rotary(k), v)",
              "new key rotated from position 0", **CACHED),
-    Mutation("cache-relative-offset", MULTI_HEAD, "(q, k, v, mask, start)", "(q, k, v, mask)",
+    Mutation("cache-relative-offset", MULTI_HEAD, "q, k, v, mask, start)", "q, k, v, mask, 0)",
              "relative positions of a decoder's step counted from 0", **CACHED),
+    Mutation("last-query-overflow", LAST_QUERY, "    P -= P.max(axis=-1, keepdims=True)\n", "",
+             "exp of a large score overflows"),
+    Mutation("last-query-window", LAST_QUERY, " and in_window", "", "the short form reads keys that a window hides"),
+    Mutation("last-query-mask", LAST_QUERY, " and mask is None", "", "the short form reads masked keys"),
+    Mutation("last-query-scale", LAST_QUERY, "stack_groups(query * scale,", "stack_groups(query,", "scores not scaled"),
+    Mutation("side-by-side-bias", SIDE_BY_SIDE, "part += layer.b.data", "pass", "one product without the biases"),
+    Mutation("side-by-side-exchanged", SIDE_BY_SIDE, "layer.W.data is not part or ", "",
+             "one product of weights that have been replaced"),
+    Mutation("side-by-side-copy", SIDE_BY_SIDE, " or part.base is not columns.whole", "",
+             "the copy of a model multiplies by weights that training does not reach"),
+    Mutation("side-by-side-gradients", SIDE_BY_SIDE, "None if grad_enabled() else side_by_side", "side_by_side",
+             "one product where the layers have to save their inputs"),
     Mutation("cache-growth", KV_CACHE, "(array[:, :, :n] for array in old)", "(0 * array[:, :, :n] for array in old)",
              "what was there is lost when the arrays grow", **CACHED),
     Mutation("cache-values-of-keys", KV_CACHE, "self.values[:, :, n:end] = k, v", "self.values[:, :, n:end] = k, k",
