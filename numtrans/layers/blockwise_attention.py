@@ -34,12 +34,14 @@ References: Milakov and Gimelshein (2018), Online normalizer calculation for sof
 arXiv:2205.14135.
 """
 
+import itertools
+
 import numpy as np
 
 from numtrans.backend import get_xp
 from numtrans.layers.heads import empty_by_token
 from numtrans.layers.masks import causal_bias, mask_bias, mask_part, window_bias
-from numtrans.reductions import dot_last, sum_last
+from numtrans.reductions import dot_last
 
 HEADROOM = 20.0  # a score may lie this far above the reference: e^20 times the number of keys is far from overflow
 
@@ -67,35 +69,37 @@ def blockwise_attention_forward(query, key, value, scale, tiles):
     (B, H, Tq, _), share, dv = query.shape, query.shape[1] // key.shape[1], value.shape[-1]
     O, L = empty_by_token(xp, (B, H, Tq, dv), dtype), xp.empty((B, H, Tq, 1), dtype)
     scores, product = Room(xp, dtype, tiles.size, tiles.size), Room(xp, dtype, tiles.size, dv)
+    ones = xp.ones(tiles.size, dtype)
     for b, h in np.ndindex(B, H):
-        k, v = with_column(key[b, h // share], 1), value[b, h // share]     # (Tk, d + 1), (Tk, dv)
-        for i in tiles.queries:
-            q = with_column(query[b, h, i] * scale, 0)                      # (n, d + 1): [c q, -m]
+        k, v = with_column(key[b, h // share], 1), xp.ascontiguousarray(value[b, h // share])  # (Tk, d + 1), (Tk, dv)
+        for rows in tiles.queries:
+            q = with_column(query[b, h, rows] * scale, 0)                   # (n, d + 1): [c q, -m]
             m, l, o = (xp.zeros((len(q), width), dtype) for width in (1, 1, dv))
             started = False  # whether every query has met a key
-            for j in tiles.keys_of(i):
+            for i, j, n, c in tiles.of_queries[rows.start]:
+                r = slice(i.start - rows.start, i.stop - rows.start)
                 # 1. scores, less the reference, and 2. masks
-                S = xp.matmul(q, k[j].T, out=scores.array(i, j))            # (n, c)
+                S = xp.matmul(q[r], k[j].T, out=scores.array(n, c))         # (n, c)
                 tiles.hide(S, b, h, i, j)
                 # 3. if a score lies far above the reference, it moves
                 if not started or S.max() > HEADROOM:
                     top = S.max(axis=-1, keepdims=True)
-                    u = xp.where((top > -xp.inf) & ((top > 0) | (l == 0)), top, 0)
-                    m += u
+                    u = xp.where((top > -xp.inf) & ((top > 0) | (l[r] == 0)), top, 0)
+                    m[r] += u
                     S -= u
-                    q[:, -1:] = -m
+                    q[r, -1:] -= u
                     shrink = xp.exp(-xp.maximum(u, 0))
-                    l *= shrink
-                    o *= shrink
+                    l[r] *= shrink
+                    o[r] *= shrink
                 # 4. the terms of this tile
                 P = xp.exp(S, out=S)
-                l += sum_last(P)
+                l[r] += (P @ ones[:c])[:, None]
                 started = started or bool((l != 0).all())
-                o += xp.matmul(tiles.drop(P, b, h, i, j), v[j], out=product.array(i, slice(0, dv)))
+                o[r] += xp.matmul(tiles.drop(P, b, h, i, j), v[j], out=product.array(n, dv))
             # 5. the average
             l = xp.where(l == 0, 1, l)  # a query without keys: 0 / 1
-            O[b, h, i] = o * (tiles.kept / l)
-            L[b, h, i] = m + xp.log(l)
+            O[b, h, rows] = o * (tiles.kept / l)
+            L[b, h, rows] = m + xp.log(l)
     return O, L
 
 
@@ -109,33 +113,32 @@ def blockwise_attention_backward(dO, query, key, value, scale, tiles, O, L):
     dquery, dkey, dvalue = (empty_by_token(xp, x.shape, dtype) for x in (query, key, value))
     scores, gradients = (Room(xp, dtype, tiles.size, tiles.size) for _ in range(2))
     product = Room(xp, dtype, tiles.size, max(d, dv))
-    of_key, of_value = slice(0, d), slice(0, dv)
     delta = dot_last(dO, O)                                                 # (B, H, Tq, 1)
-    if tiles.kept != 1:
-        dO = dO * tiles.kept  # 5. O = kept * o / l
     for b, g in np.ndindex(B, G):
         group = range(g * (H // G), (g + 1) * (H // G))  # the heads that share this key
         queries = {h: with_column(query[b, h] * scale, -L[b, h]) for h in group}  # (Tq, d + 1): [c q, -L]
+        dOs = {h: with_column(dO[b, h] * tiles.kept, -delta[b, h] * tiles.whole) for h in group}  # 5. [dO, -delta]
         dq = {h: xp.zeros((Tq, d), dtype) for h in group}
         for keys in tiles.keys:
-            k, v = with_column(key[b, g, keys], 1), value[b, g, keys]       # (c, d + 1), (c, dv)
+            k, v = with_column(key[b, g, keys], 1), with_column(value[b, g, keys], 1)  # (c, d + 1), (c, dv + 1)
             dk, dv_ = xp.zeros((len(k), d), dtype), xp.zeros((len(k), dv), dtype)
-            for h, i, j in tiles.met_by(group, keys):
-                q, dOi, met = queries[h][i], dO[b, h, i], slice(0, j.stop - j.start)
-                # P = exp(S - L): 1., 2. and 4. again
-                S = xp.matmul(q, k[met].T, out=scores.array(i, j))          # (n, c)
+            for h, (i, j, n, c) in itertools.product(group, tiles.of_keys[keys.start]):
+                q, dOi = queries[h][i], dOs[h][i]
+                # P = exp(S - L): 1., 2. and 4. once more
+                S = xp.matmul(q, k[:c].T, out=scores.array(n, c))            # (n, c)
                 tiles.hide(S, b, h, i, j)
                 P = xp.exp(S, out=S)
                 # 4. o += drop(P) v
-                dP = xp.matmul(dOi, v[met].T, out=gradients.array(i, j))
-                dP = tiles.drop(dP, b, h, i, j)
-                dP -= delta[b, h, i]
-                dP *= P  # dS
-                q = q[:, :-1]
-                dq[h][i] += xp.matmul(dP, k[met, :-1], out=product.array(i, of_key))
-                dk[met] += xp.matmul(dP.T, q, out=product.array(j, of_key))
+                dP = xp.matmul(dOi, v[:c].T, out=gradients.array(n, c))
+                if not tiles.whole:  # what is dropped has no dP, but a delta
+                    dP = tiles.drop(dP, b, h, i, j)
+                    dP -= delta[b, h, i]
+                # 3. and 1. S = c q k^T
+                dS = xp.multiply(dP, P, out=dP)
+                dq[h][i] += xp.matmul(dS, k[:c, :-1], out=product.array(n, d))
+                dk[:c] += xp.matmul(dS.T, q[:, :-1], out=product.array(c, d))
                 P = tiles.drop(P, b, h, i, j)
-                dv_[met] += xp.matmul(P.T, dOi, out=product.array(j, of_value))
+                dv_[:c] += xp.matmul(P.T, dOi[:, :-1], out=product.array(c, dv))
             dkey[b, g, keys], dvalue[b, g, keys] = dk, dv_
         for h in group:
             dquery[b, h] = dq[h] * scale
@@ -164,21 +167,25 @@ class Tiles:
         self.queries = [slice(start, min(start + size, Tq)) for start in range(0, Tq, size)]
         self.keys = [slice(start, min(start + size, Tk)) for start in range(0, Tk, size)]
         self.keep = dropout.next_parts(shape)
-        self.kept = 1 if self.keep is None else 1 / (1 - dropout.p)
+        self.of_queries = {i.start: [t for j in self.keys for t in self.cut(i, j)] for i in self.queries}
+        self.of_keys = {j.start: [t for i in self.queries for t in self.cut(i, j)] for j in self.keys}
+        self.whole = self.keep is None
+        self.kept = 1 if self.whole else 1 / (1 - dropout.p)
 
-    def part(self, i, j):
-        """The keys of slice `j` that a query of slice `i` sees: a slice that begins as `j` does, or None."""
+    def cut(self, i, j, halve=True):
+        """What is needed of the scores of the slices `i` and `j`: none, one or two tiles, whose keys begin as `j` does.
+
+        A tile is (slice of queries, slice of keys, n, c). Where the diagonal runs through it, the first half of the
+        queries meets fewer keys.
+        """
         last = i.stop + self.shift if self.causal else j.stop  # one past the key that the last query sees last
-        too_old = self.window is not None and j.stop <= i.start + self.shift - self.window + 1
-        return None if too_old or last <= j.start else slice(j.start, min(j.stop, last))
-
-    def keys_of(self, i):
-        """The slices of keys that the queries of slice `i` meet."""
-        return [part for part in (self.part(i, j) for j in self.keys) if part is not None]
-
-    def met_by(self, heads, j):
-        """Heads, slices of queries and what these see of the slice `j` of keys."""
-        return [(h, i, part) for h in heads for i in self.queries if (part := self.part(i, j)) is not None]
+        if last <= j.start or (self.window is not None and j.stop <= i.start + self.shift - self.window + 1):
+            return []
+        middle = (i.start + i.stop) // 2
+        if halve and self.causal and i.start < middle and middle + self.shift < j.stop:
+            return self.cut(slice(i.start, middle), j, False) + self.cut(slice(middle, i.stop), j, False)
+        j = slice(j.start, min(j.stop, last))
+        return [(i, j, i.stop - i.start, j.stop - j.start)]
 
     def hide(self, S, b, h, i, j):
         """Put -inf into the scores S (n, c) of a tile where the query may not see the key."""
@@ -195,21 +202,30 @@ class Tiles:
 
     def drop(self, P, b, h, i, j):
         """`P` (n, c), with zeros where dropout has them in this tile."""
-        if self.keep is not None:
+        if not self.whole:
             P *= self.keep(get_xp(P), (slice(b, b + 1), slice(h, h + 1), i, j))[0, 0]
         return P
 
 
 class Room:
-    """Memory for `rows` by `columns` numbers, used again and again: products of tiles are written into it."""
+    """Memory for tiles, used again and again: products are written into it.
+
+    Parameters
+    ----------
+    xp : module
+    dtype : dtype
+    rows, columns : int
+        The size of the largest tile.
+    """
 
     def __init__(self, xp, dtype, rows, columns):
-        self.flat = xp.empty(rows * columns, dtype)
+        self.flat, self.arrays = xp.empty(rows * columns, dtype), {}
 
-    def array(self, rows, columns):
-        """An array as large as the two slices, in this memory."""
-        n, c = rows.stop - rows.start, columns.stop - columns.start
-        return self.flat[: n * c].reshape(n, c)
+    def array(self, n, c):
+        """An array (n, c) in this memory, the same one for each call."""
+        if (n, c) not in self.arrays:
+            self.arrays[n, c] = self.flat[: n * c].reshape(n, c)
+        return self.arrays[n, c]
 
 
 def with_column(x, column):

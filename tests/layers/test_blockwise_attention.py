@@ -10,7 +10,7 @@ from helpers import check_gradients, normal
 from numtrans import no_grad
 from numtrans.errors import ConfigError
 from numtrans.layers import ALiBi, Dropout, MultiHeadAttention, ScaledDotProductAttention, attention, causal_mask
-from numtrans.layers.blockwise_attention import Tiles, blockwise_attention_forward
+from numtrans.layers.blockwise_attention import Tiles
 from numtrans.layers.dropout import keep_mask, keep_part
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -192,15 +192,21 @@ def test_memory_is_linear_in_the_tokens():
     assert peaks[1] < 1024 * 1024  # bytes: a quarter of one array of scores
 
 
-def test_tiles_above_the_diagonal_and_before_the_window_are_skipped(monkeypatch):
-    shape = (1, 1, 40, 40)
-    q, k, v, _ = inputs(40, 40, 1, 1, B=1)
-    for causal, window, expected in [(False, None, 100), (True, None, 55), (True, 1, 10), (True, 5, 19), (True, 6, 27)]:
-        tiles = Tiles(shape, 4, causal, window, None, Dropout(0.0))
-        seen = []
-        monkeypatch.setattr(tiles, "hide", lambda S, b, h, i, j, seen=seen: seen.append((i.start, j.start)))
-        blockwise_attention_forward(q, k, v, 1.0, tiles)
-        assert len(seen) == len(set(seen)) == expected
+@pytest.mark.parametrize(("causal", "window", "area"), [
+    (False, None, 1600), (True, None, 45 * 16 + 10 * 12), (True, 1, 10 * 12), (True, 5, 10 * 12 + 9 * 16),
+    (True, 6, 10 * 12 + 9 * 16 + 8 * 16),
+])  # fmt: skip
+def test_tiles_above_the_diagonal_and_before_the_window_are_skipped(causal, window, area):
+    """A tile that the diagonal crosses is cut in two, of 2 x 2 and 2 x 4; each visible score is in one tile."""
+    tiles = Tiles((1, 1, 40, 40), 4, causal, window, None, Dropout(0.0))
+    for lists in (tiles.of_queries, tiles.of_keys):
+        covered = np.zeros((40, 40), int)
+        for i, j, n, c in itertools.chain(*lists.values()):
+            covered[i, j] += 1
+            assert covered[i, j].shape == (n, c)
+        assert covered.max() == 1
+        assert covered.sum() == area
+        assert covered[causal_mask(40, window=window) if causal else ...].all()
 
 
 def test_chosen_by_itself(monkeypatch):
