@@ -8,10 +8,14 @@ from numtrans.bench import Contestant, ContestantError, peak_memory
 from numtrans.bench.models import SIZES, size_text
 from numtrans.checkpoint import check_folder
 
-MEASURES = {
-    "peak": "peak of two steps", "peak_ever": "the same by getrusage", "made": "of which model and batch",
-    "base": "before: Python and imports",
-}  # fmt: skip
+MEASURES = {  # what is printed -> the two numbers whose difference it is
+    "peak of two steps above the imports": ("peak", "imported"),
+    "the same by getrusage": ("peak_ever", "imported"),
+    "peak above imports and a tiny step": ("peak", "warm"),
+    "model and batch": ("made", "warm"),
+    "Python and imports": ("imported", None),
+}
+ABOVE_IMPORTS, ABOVE_TINY_STEP = "peak of two steps above the imports", "peak above imports and a tiny step"
 
 
 def add(commands):
@@ -48,21 +52,26 @@ def measure(size, threads, rounds):
     return results
 
 
-def share(results, measure="peak", name="numtrans", peer="PyTorch eager"):
+def amount(results, measure, name):
+    """The median of one of `MEASURES` of a contestant, in bytes."""
+    more, less = MEASURES[measure]
+    return statistics.median(found[more] - (found[less] if less else 0) for found in results[name])
+
+
+def share(results, measure=ABOVE_IMPORTS, name="numtrans", peer="PyTorch eager"):
     """The memory of a contestant as a share of its peer's, from the medians; NaN if one is missing."""
     if not (results.get(name) and results.get(peer)):
         return float("nan")
-    mine, other = (statistics.median(found[measure] for found in results[who]) for who in (name, peer))
-    return mine / other
+    return amount(results, measure, name) / amount(results, measure, peer)
 
 
 def report(results):
     """Print the medians in MB."""
-    width = max(map(len, MEASURES.values()))
+    width = max(map(len, MEASURES))
     if not results:
         return
     print(f"{'MB':{width}s}" + "".join(f"{name:>16s}" for name in results) + f"{'share':>8s}")
-    for measure, text in MEASURES.items():
-        values = [statistics.median(found[measure] for found in those) / 1e6 for those in results.values()]
-        shown = f"{share(results, measure):8.2f}" if measure.startswith("peak") else ""
-        print(f"{text:{width}s}" + "".join(f"{value:16.1f}" for value in values) + shown, flush=True)
+    for measure, (more, _) in MEASURES.items():
+        values = [amount(results, measure, name) / 1e6 for name in results]
+        shown = f"{share(results, measure):8.2f}" if more.startswith("peak") else ""
+        print(f"{measure:{width}s}" + "".join(f"{value:16.1f}" for value in values) + shown, flush=True)

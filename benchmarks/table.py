@@ -79,9 +79,10 @@ def memory_rows(out):
     rows = []
     for case, goal in MEMORY.items():
         if case in cases:
-            value, command = memory.share(cases[case]["results"]), f"python -m benchmarks memory --sizes {case}"
-            what = f"memory {case}: of {train.EAGER}"
-            rows.append((what, f"<= {goal:.2f}", f"{value:.2f}", at_most(value, goal), command))
+            results, command = cases[case]["results"], f"python -m benchmarks memory --sizes {case}"
+            value, arrays = memory.share(results), memory.share(results, memory.ABOVE_TINY_STEP)
+            measured = f"{value:.2f} (above a tiny step: {arrays:.2f})"
+            rows.append((f"memory {case}: of {train.EAGER}", f"<= {goal:.2f}", measured, at_most(value, goal), command))
     return rows
 
 

@@ -51,16 +51,16 @@ class Bench:
         return {"kept": kept, "discarded": discarded}
 
     def memory(self, factory, arguments):
-        """Memory in bytes above that after the imports: after the factory, and the peak of two calls, told twice.
+        """Bytes that the process holds: after the imports, after `warm_up`, after the factory; the peak of two calls.
 
-        ``peak`` is since the imports, where the system can begin a new peak; ``peak_ever`` is that of the process.
-
-        A module may have a function ``warm_up`` that makes its library load all it loads late.
+        ``peak`` is that since `warm_up`, where the system can begin a new one; ``peak_ever`` is that of the process. A
+        module may have a function ``warm_up`` that makes its library load all that it loads late.
         """
         module, _, name = factory.partition(":")
         module = importlib.import_module(module)
+        imported = resident()
         getattr(module, "warm_up", lambda: None)()
-        base = resident()
+        warm = resident()
         peak = reset_peak()
         run, facts = getattr(module, name)(**arguments)
         made = resident()
@@ -68,7 +68,7 @@ class Bench:
         run()
         return {
             "facts": {**facts, **library_facts()},
-            "base": base, "made": made - base, "peak": peak() - base, "peak_ever": highest() - base,
+            "imported": imported, "warm": warm, "made": made, "peak": peak(), "peak_ever": highest(),
         }  # fmt: skip
 
 

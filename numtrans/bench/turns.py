@@ -240,9 +240,10 @@ def peak_memory(contestant, *, limit=300.0):
     Returns
     -------
     dict
-        In bytes: ``base`` (held after the imports), and above that ``made`` (after the factory), ``peak`` (the most
-        since the imports) and ``peak_ever`` (the most since the process began, as ``getrusage`` tells it). Where the
-        system cannot begin a new peak, the two are the same.
+        In bytes, what the process held: ``imported`` (after the imports), ``warm`` (after a tiny call, which makes a
+        library load what it loads late), ``made`` (after the factory), ``peak`` (the most since ``warm``) and
+        ``peak_ever`` (the most since the process began, as ``getrusage`` tells it). Where the system cannot begin a new
+        peak, the two are the same.
 
     Raises
     ------
