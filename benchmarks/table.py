@@ -133,13 +133,15 @@ def growth_rows(out):
             points, seconds = growth.measured(case)
             if len(points) < 3:
                 continue
+            fixed, slope, residual = growth.line_fit(points, seconds)
+            span, value = f"{axis} {points[0]} to {points[-1]}", residual
+            line = f"{1e3 * fixed:.1f} ms + {1e6 * slope:.1f} us each, to {residual:.0%}"
+            what, measured = f"growth: distance of a cached step from a line, {span}", line
             if case["unit"]:
                 value = growth.spread(points, seconds)
-                what = f"growth: spread of the time of a {case['unit']}, {axis} {points[0]} to {points[-1]}"
-            else:
-                value = growth.line_fit(points, seconds)[2]
-                what = f"growth: distance of a cached step from a line, {axis} {points[0]} to {points[-1]}"
-            rows.append((what, f"<= {GROWTH:.0%}", f"{value:.0%}", at_most(value, GROWTH), command))
+                what = f"growth: time of a {case['unit']}, dearest above cheapest, {span}"
+                measured = f"{value:.0%} ({line})"
+            rows.append((what, f"<= {GROWTH:.0%}", measured, at_most(value, GROWTH), command))
     return rows
 
 

@@ -305,11 +305,12 @@ def test_growth_is_a_line_and_a_spread():
 
 
 def test_growth_is_drawn_and_tabled(tmp_path):
-    found = case(one=[1.0], two=[2.0], three=[3.0])
+    found, line = case(one=[2.0], two=[3.0], three=[4.0]), "1000.0 ms + 125000.0 us each, to 0%"
     cases = {"batch": {"about": "", "unit": "sequence", "points": [8, 16, 24], "results": found},
              "prefix": {"about": "", "unit": None, "points": [8, 16, 24], "results": found}}  # fmt: skip
     common.save(tmp_path, "growth", {}, cases)
-    assert [(measured, met) for _, _, measured, met, _ in table.growth_rows(tmp_path)] == [("0%", "yes")] * 2
+    rows = [(measured, met) for _, _, measured, met, _ in table.growth_rows(tmp_path)]
+    assert rows == [(f"50% ({line})", "no"), (line, "yes")]
     plots.growth(cases, tmp_path / "growth.png")
     assert (tmp_path / "growth.png").stat().st_size > 1000
 
