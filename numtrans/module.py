@@ -315,6 +315,8 @@ class Module:
 
     def check_floating(self, name, x, like=None):
         """Raise unless `x` is a floating array, of the dtype and backend of the parameter or array `like`."""
+        if type(x) is type(like) and x.dtype == like.dtype and x.dtype.kind in "fc":
+            return  # the common case, at once
         if not hasattr(x, "dtype"):
             raise DtypeError(f"{type(self).__name__}: {name} must be a numpy or cupy array, got {type(x).__name__}")
         if x.dtype.kind not in "fc":

@@ -21,7 +21,9 @@ def ones(xp, n, dtype):
 
 def rows(x):
     """`x` (..., D) as a matrix (N, D), one row a token."""
-    return x if x.ndim == 2 else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # -1 would not do for D = 0
+    if x.ndim == 2:
+        return x
+    return x.reshape(-1, x.shape[-1]) if x.size else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def sum_rows(x):

@@ -8,6 +8,8 @@ from numtrans.backend import backend_name, get_xp, to_device, to_numpy
 from numtrans.errors import ConfigError, StateDictError
 from numtrans.module import Parameter
 
+JOB = 1 << 20  # values that a thread updates at a time; for less, handing over costs more than it saves
+
 
 class Optimizer:
     """Base of `SGD`, `Adam` and `AdamW`. A subclass writes ``update``.
@@ -103,17 +105,20 @@ class Optimizer:
         """
 
         def update(job):
-            parameter, state, group = job
-            state["step"] += 1
-            self.update(parameter, state, group)
+            for parameter, state, group in job:
+                state["step"] += 1
+                self.update(parameter, state, group)
 
-        due = [
-            (parameter, self._state_of(parameter, group), group)
-            for group in self.groups
-            for parameter in group["params"]
-            if parameter.requires_grad and parameter.grad is not None
-        ]
-        for _ in spread(update, due):
+        jobs, size = [[]], 0
+        for group in self.groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad and parameter.grad is not None:
+                    if size > JOB:
+                        jobs.append([])
+                        size = 0
+                    jobs[-1].append((parameter, self._state_of(parameter, group), group))
+                    size += parameter.data.size
+        for _ in spread(update, jobs):
             pass
 
     def update(self, parameter, state, group):
