@@ -15,7 +15,7 @@ from numtrans.module import Module
 from numtrans.reductions import dot_last
 
 ROWS = 64  # queries of a causal block; half of the scores of fewer are not worth another round of calls
-TILE, MANY_SCORES = 256, 1 << 24  # default of block_size, and the scores (64 MiB of float32) from which it is used
+TILE, MANY_SCORES = 512, 1 << 24  # default of block_size, and the scores (64 MiB of float32) from which it is used
 
 
 class ScaledDotProductAttention(Module):
@@ -55,7 +55,7 @@ class ScaledDotProductAttention(Module):
 
     block_size : int, optional
         Work in tiles of so many queries by as many keys, with memory linear in the tokens and `attention_weights` None;
-        see `numtrans.layers.blockwise_attention`. By default 256 above 2^24 scores (without `position`). 0: never.
+        see `numtrans.layers.blockwise_attention`. By default 512 above 2^24 scores (without `position`). 0: never.
 
     Attributes
     ----------

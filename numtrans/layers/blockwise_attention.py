@@ -161,6 +161,8 @@ class Tiles:
         Draws the mask of the weights, tile by tile.
     """
 
+    smallest = 128  # queries of a tile that is not cut
+
     def __init__(self, shape, size, causal, window, mask, dropout):
         self.size, self.causal, self.window, self.mask = size, causal, window, mask
         (*_, Tq, Tk), self.shift = shape, shape[-1] - shape[-2]
@@ -172,18 +174,18 @@ class Tiles:
         self.whole = self.keep is None
         self.kept = 1 if self.whole else 1 / (1 - dropout.p)
 
-    def cut(self, i, j, halve=True):
-        """What is needed of the scores of the slices `i` and `j`: none, one or two tiles, whose keys begin as `j` does.
+    def cut(self, i, j):
+        """What is needed of the scores of the slices `i` and `j`, in tiles whose keys begin as `j` does.
 
-        A tile is (slice of queries, slice of keys, n, c). Where the diagonal runs through it, the first half of the
-        queries meets fewer keys.
+        A tile is (slice of queries, slice of keys, n, c). Where the diagonal runs through it, it is cut in halves: the
+        first queries meet fewer keys.
         """
         last = i.stop + self.shift if self.causal else j.stop  # one past the key that the last query sees last
         if last <= j.start or (self.window is not None and j.stop <= i.start + self.shift - self.window + 1):
             return []
         middle = (i.start + i.stop) // 2
-        if halve and self.causal and i.start < middle and middle + self.shift < j.stop:
-            return self.cut(slice(i.start, middle), j, False) + self.cut(slice(middle, i.stop), j, False)
+        if self.causal and middle - i.start >= self.smallest and middle + self.shift < j.stop:
+            return self.cut(slice(i.start, middle), j) + self.cut(slice(middle, i.stop), j)
         j = slice(j.start, min(j.stop, last))
         return [(i, j, i.stop - i.start, j.stop - j.start)]
 

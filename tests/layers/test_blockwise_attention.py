@@ -16,6 +16,11 @@ from numtrans.layers.dropout import keep_mask, keep_part
 pytestmark = pytest.mark.filterwarnings("error")
 
 
+@pytest.fixture(autouse=True)
+def small_tiles_are_cut(monkeypatch):
+    monkeypatch.setattr(Tiles, "smallest", 1)
+
+
 def inputs(Tq, Tk, H=2, G=2, B=2, d=3, dv=4, dtype=np.float64, factor=3.0):
     """Query, key, value and a gradient of the output; large scores, so that the reference moves."""
     shapes = (B, H, Tq, d), (B, G, Tk, d), (B, G, Tk, dv), (B, H, Tq, dv)
@@ -142,6 +147,16 @@ def test_one_gradient_for_each_array_given():
             np.testing.assert_allclose(ours, right, rtol=1e-11, atol=1e-12)
 
 
+def test_sizes_as_they_are_chosen(monkeypatch):
+    """Tiles of 512, cut down to 128 queries at the diagonal, over 700 tokens."""
+    monkeypatch.undo()
+    q, k, v, dO = inputs(700, 700, H=1, G=1, B=1)
+    plain, tiled = both_forms({"causal": True}, attention.TILE)
+    assert {n for tiles in Tiles((1, 1, 700, 700), 512, True, None, None, tiled.dropout).of_queries.values()
+            for _, _, n, _ in tiles} == {128, 188}  # fmt: skip
+    assert_equal_forms(plain, tiled, q, k, v, dO, rtol=1e-11)
+
+
 def test_inputs_are_left_alone():
     arrays = inputs(9, 9)
     before = [x.copy() for x in arrays]
@@ -196,8 +211,9 @@ def test_memory_is_linear_in_the_tokens():
     (False, None, 1600), (True, None, 45 * 16 + 10 * 12), (True, 1, 10 * 12), (True, 5, 10 * 12 + 9 * 16),
     (True, 6, 10 * 12 + 9 * 16 + 8 * 16),
 ])  # fmt: skip
-def test_tiles_above_the_diagonal_and_before_the_window_are_skipped(causal, window, area):
+def test_tiles_above_the_diagonal_and_before_the_window_are_skipped(causal, window, area, monkeypatch):
     """A tile that the diagonal crosses is cut in two, of 2 x 2 and 2 x 4; each visible score is in one tile."""
+    monkeypatch.setattr(Tiles, "smallest", 2)
     tiles = Tiles((1, 1, 40, 40), 4, causal, window, None, Dropout(0.0))
     for lists in (tiles.of_queries, tiles.of_keys):
         covered = np.zeros((40, 40), int)
