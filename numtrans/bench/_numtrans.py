@@ -5,7 +5,7 @@ import os
 import numpy as np
 
 from numtrans.bench.models import LEARNING_RATE, SIZES, WEIGHT_DECAY, batch
-from numtrans.generation import generate
+from numtrans.generation import generate, lay_out_weights
 from numtrans.layers import ScaledDotProductAttention
 from numtrans.losses import CrossEntropyLoss
 from numtrans.memory import keep_freed_memory
@@ -111,6 +111,6 @@ def generate_small(tokens):
 def generate_from(folder, prompt, tokens):
     """Write `tokens` tokens greedily after `prompt`, with the model of a Hugging Face `folder`."""
     keep_freed_memory()
-    model = from_pretrained(folder)
+    model = lay_out_weights(from_pretrained(folder))
     ids = np.array([prompt])
     return lambda: generate(model, ids, tokens, temperature=0)[0, len(prompt) :].tolist(), {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from numtrans.errors import CheckpointError, ConfigError
-from numtrans.generation import stream
+from numtrans.generation import lay_out_weights, stream
 from numtrans.pretrained.huggingface import from_pretrained
 from numtrans.pretrained.packages import PACKAGES, locate
 from numtrans.pretrained.tokenizer import load_tokenizer
@@ -130,6 +130,7 @@ def load_writer(path):
         return Writer(run.model, run.target_vocab, None, (PAD, BOS, EOS, UNK))
     model = from_pretrained(path)
     check_writes(model, path)
+    lay_out_weights(model)
     tokenizer = load_tokenizer(path)
     return Writer(model, tokenizer, tokenizer.eos_id)
 
