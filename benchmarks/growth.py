@@ -3,7 +3,7 @@
 import numpy as np
 
 from benchmarks import plots
-from benchmarks.common import note, options, print_machine, save
+from benchmarks.common import load, note, options, print_machine, save
 from numtrans.bench import Contestant, compete, median_seconds
 from numtrans.bench.models import SIZES
 from numtrans.checkpoint import check_folder
@@ -11,28 +11,31 @@ from numtrans.checkpoint import check_folder
 BASE = {**SIZES["S"], "batch": 16}
 BATCHES, LAYERS = (8, 16, 32, 64), (2, 4, 8, 16)
 PREFIXES = (64, 512, 1024, 2048, 4096)
+AXES = ("batch", "layers", "prefix")
 
 
 def add(commands):
     """Add the command to the parser."""
     command = commands.add_parser("growth", help="time against batch, layers and the cached prefix")
+    command.add_argument("--axes", nargs="+", choices=AXES, default=list(AXES), help="what grows")
     options(command)
     command.set_defaults(run=run)
 
 
 def run(arguments):
-    """Measure the three, print them, write the results and a plot; the status is 130 after Ctrl-C."""
+    """Measure each axis, print it, write the results and a plot; the status is 130 after Ctrl-C."""
     print_machine()
     check_folder(arguments.out)
-    found = {}
-    for axis, (about, unit, contestants) in cases(arguments.threads).items():
+    for axis in arguments.axes:
+        about, unit, contestants = cases(arguments.threads)[axis]
         results = compete(list(contestants.values()), arguments.rounds, budget=1.0, say=note)
-        found[axis] = {"about": about, "unit": unit, "points": list(contestants), "results": results}
-        report(axis, found[axis])
+        case = {"about": about, "unit": unit, "points": list(contestants), "results": results}
+        save(arguments.out, f"growth-{axis}", {"threads": arguments.threads}, case)
+        report(axis, case)
         if results["interrupted"]:
             break
-    save(arguments.out, "growth", {"threads": arguments.threads}, found)
-    plots.growth(found, arguments.out / "growth.png")
+    found = load(arguments.out, "growth")
+    plots.growth({axis: found[axis]["results"] for axis in AXES if axis in found}, arguments.out / "growth.png")
     return 130 if results["interrupted"] else 0
 
 
@@ -71,6 +74,12 @@ def measured(case):
     return [point for point, _ in pairs], [seconds for _, seconds in pairs]
 
 
+def clean(case):
+    """Whether every point has samples that did not wait for a core."""
+    results = case["results"]
+    return all(median_seconds(results, name)[1] for name in results["contestants"])
+
+
 def spread(points, seconds):
     """By how much the time of a unit at the dearest point exceeds that at the cheapest, as a share."""
     each = np.asarray(seconds) / np.asarray(points)
@@ -81,6 +90,8 @@ def report(axis, case):
     """Print the times of one axis, and what they say."""
     points, seconds = measured(case)
     print(f"\n{axis}: {case['about']}")
+    if not clean(case):
+        print("some points have only samples that waited for a core: the machine was busy")
     for point, time in zip(points, seconds):
         each = f"  {1e3 * time / point:9.4f} ms a {case['unit']}" if case["unit"] else ""
         print(f"{point:8d} {1e3 * time:10.3f} ms{each}")

@@ -128,20 +128,21 @@ def generate_rows(out):
 def growth_rows(out):
     """How far the time of a unit differs, and how far a cached step is from a line."""
     rows, command = [], "python -m benchmarks growth"
-    for content in load(out, "growth").values():
-        for axis, case in content["results"].items():
-            points, seconds = growth.measured(case)
-            if len(points) < 3:
-                continue
-            fixed, slope, residual = growth.line_fit(points, seconds)
-            span, value = f"{axis} {points[0]} to {points[-1]}", residual
-            line = f"{1e3 * fixed:.1f} ms + {1e6 * slope:.1f} us each, to {residual:.0%}"
-            what, measured = f"growth: distance of a cached step from a line, {span}", line
-            if case["unit"]:
-                value = growth.spread(points, seconds)
-                what = f"growth: time of a {case['unit']}, dearest above cheapest, {span}"
-                measured = f"{value:.0%} ({line})"
-            rows.append((what, f"<= {GROWTH:.0%}", measured, at_most(value, GROWTH), command))
+    for axis, content in load(out, "growth").items():
+        case = content["results"]
+        points, seconds = growth.measured(case)
+        if len(points) < 3:
+            continue
+        fixed, slope, residual = growth.line_fit(points, seconds)
+        span, value = f"{axis} {points[0]} to {points[-1]}", residual
+        doubt = "" if growth.clean(case) else ", ~"
+        line = f"{1e3 * fixed:.1f} ms + {1e6 * slope:.1f} us each, to {residual:.0%}{doubt}"
+        what, measured = f"growth: distance of a cached step from a line, {span}", line
+        if case["unit"]:
+            value = growth.spread(points, seconds)
+            what = f"growth: time of a {case['unit']}, dearest above cheapest, {span}"
+            measured = f"{value:.0%} ({line})"
+        rows.append((what, f"<= {GROWTH:.0%}", measured, at_most(value, GROWTH), command))
     return rows
 
 

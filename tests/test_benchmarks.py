@@ -308,7 +308,8 @@ def test_growth_is_drawn_and_tabled(tmp_path):
     found, line = case(one=[2.0], two=[3.0], three=[4.0]), "1000.0 ms + 125000.0 us each, to 0%"
     cases = {"batch": {"about": "", "unit": "sequence", "points": [8, 16, 24], "results": found},
              "prefix": {"about": "", "unit": None, "points": [8, 16, 24], "results": found}}  # fmt: skip
-    common.save(tmp_path, "growth", {}, cases)
+    for axis, content in cases.items():
+        common.save(tmp_path, f"growth-{axis}", {}, content)
     rows = [(measured, met) for _, _, measured, met, _ in table.growth_rows(tmp_path)]
     assert rows == [(f"50% ({line})", "no"), (line, "yes")]
     plots.growth(cases, tmp_path / "growth.png")
