@@ -64,7 +64,7 @@ def train_rows(out):
         shares = {name: share for name, share in shares.items() if share["rounds"]}
         if train.EAGER in shares:
             rows.append(share_row(f"step {case}: of {train.EAGER}", shares[train.EAGER], eager, command))
-        if best and train.EAGER in shares:
+        if best and train.EAGER in shares and train.COMPILED in results["contestants"]:
             compiled = train.COMPILED in shares and ratio(results, train.COMPILED, train.EAGER)["median"] < 1
             quickest = train.COMPILED if compiled else train.EAGER
             rows.append(share_row(f"step {case}: of PyTorch's best ({quickest})", shares[quickest], best, command))
@@ -116,9 +116,10 @@ def generate_rows(out):
         results, title = content["results"], generate.MODELS[key]
         command, peer = f"python -m benchmarks generate --models {key}", generate.quicker_peer(results)
         if peer:
-            rate = 1 / ratio(results, generate.NUMTRANS, peer)["median"]
-            what = f"{title}: tokens/s, times those of {peer}"
-            rows.append((what, f">= {RATE}", f"{rate:.2f}", at_most(-rate, -RATE), command))
+            found = ratio(results, generate.NUMTRANS, peer)
+            rate, what = 1 / found["median"], f"{title}: tokens/s, times those of {peer}"
+            times = found | {"median": rate, "low": 1 / found["high"], "high": 1 / found["low"]}
+            rows.append((what, f">= {RATE}", spread(times), at_most(-rate, -RATE), command))
         share = generate.bound_share(results, generate.NUMTRANS)
         what = f"{title}: share of the memory-bandwidth bound"
         rows.append((what, f">= {BOUND:.0%}", f"{share:.0%}", at_most(-share, -BOUND), command))
