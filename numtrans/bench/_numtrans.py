@@ -3,6 +3,7 @@
 import os
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from numtrans.bench.models import LEARNING_RATE, SIZES, WEIGHT_DECAY, batch
 from numtrans.generation import generate, lay_out_weights
@@ -14,6 +15,7 @@ from numtrans.models.configs import BERTConfig, GPTConfig, TransformerConfig
 from numtrans.module import no_grad
 from numtrans.optim import AdamW, no_decay
 from numtrans.parallel import Shards
+from numtrans.parallel.pool import Pool
 from numtrans.pretrained import from_pretrained
 
 THREADS = int(os.environ.get("NUMTRANS_BENCH_THREADS", "1"))
@@ -65,19 +67,22 @@ def training_step(model, inputs, targets):
     return step
 
 
-def attention(tokens):
-    """Causal attention, forward and backward, the plain form: one sequence, 8 heads of 64."""
+def attention(tokens, block_size=None):
+    """Causal attention, forward and backward: two sequences, 8 heads of 64. With two threads each has a sequence."""
     keep_freed_memory()
+    threadpool_limits(1, "blas")
     rng = np.random.default_rng(0)
-    q, k, v, dO = (rng.standard_normal((1, 8, tokens, 64), dtype=np.float32) for _ in range(4))
-    layer = ScaledDotProductAttention(causal=True)
+    q, k, v, dO = (rng.standard_normal((2, 8, tokens, 64), dtype=np.float32) for _ in range(4))
+    layers = [ScaledDotProductAttention(causal=True, block_size=block_size) for _ in range(2)]
+    pool = Pool(THREADS)
 
-    def run():
-        layer(q, k, v)
-        layer.backward(dO)
-        layer.clear()
+    def one(i):
+        row = slice(i, i + 1)
+        layers[i](q[row], k[row], v[row])
+        layers[i].backward(dO[row])
+        layers[i].clear()
 
-    return run, {}
+    return lambda: pool.map(one, range(2)) and None, {}
 
 
 def cached_step(prefix):

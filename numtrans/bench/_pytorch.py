@@ -149,10 +149,10 @@ def small_weights(model):
 
 
 def attention(tokens):
-    """Causal attention, forward and backward, fused: one sequence, 8 heads of 64."""
+    """Causal attention, forward and backward, fused: two sequences, 8 heads of 64."""
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 8, tokens, 64, requires_grad=True) for _ in range(3))
-    dO = torch.randn(1, 8, tokens, 64)
+    q, k, v = (torch.randn(2, 8, tokens, 64, requires_grad=True) for _ in range(3))
+    dO = torch.randn(2, 8, tokens, 64)
 
     def run():
         for x in (q, k, v):
