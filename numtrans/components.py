@@ -100,6 +100,9 @@ def components(seed=0):
         "Attention, causal": {"causal": True},
         "Attention, sliding window": {"causal": True, "window": 2},
         "Attention, dropout": {"dropout": 0.2},
+        "Attention in tiles": {"block_size": 2},
+        "Attention in tiles, causal": {"causal": True, "block_size": 2},
+        "Attention in tiles, window and dropout": {"causal": True, "window": 2, "dropout": 0.2, "block_size": 2},
     }.items():
         attention = nl.ScaledDotProductAttention(**options, rng=rng)
         found.append(Component(name, attention, qkv, {"mask": attention_mask}))

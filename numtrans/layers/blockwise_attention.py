@@ -75,7 +75,7 @@ def blockwise_attention_forward(query, key, value, scale, tiles):
         for rows in tiles.queries:
             q = with_column(query[b, h, rows] * scale, 0)                   # (n, d + 1): [c q, -m]
             m, l, o = (xp.zeros((len(q), width), dtype) for width in (1, 1, dv))
-            started = False  # whether every query has met a key
+            started = False  # whether every query has met a key; on a GPU never, as to ask would be to wait for it
             for i, j, n, c in tiles.of_queries[rows.start]:
                 r = slice(i.start - rows.start, i.stop - rows.start)
                 # 1. scores, less the reference, and 2. masks
@@ -94,7 +94,7 @@ def blockwise_attention_forward(query, key, value, scale, tiles):
                 # 4. the terms of this tile
                 P = xp.exp(S, out=S)
                 l[r] += (P @ ones[:c])[:, None]
-                started = started or bool((l != 0).all())
+                started = started or (xp is np and bool((l != 0).all()))
                 o[r] += xp.matmul(tiles.drop(P, b, h, i, j), v[j], out=product.array(n, dv))
             # 5. the average
             l = xp.where(l == 0, 1, l)  # a query without keys: 0 / 1
@@ -199,7 +199,7 @@ class Tiles:
             S += window_bias(xp, n, c, self.window + c - seen, S.dtype)
         if self.mask is not None:
             part = mask_part(self.mask, slice(b, b + 1), slice(h, h + 1), i, j)
-            if not part.all():
+            if xp is not np or not part.all():
                 S += mask_bias(part, S[None, None], "Tiles")[0, 0]
 
     def drop(self, P, b, h, i, j):
