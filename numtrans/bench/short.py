@@ -24,7 +24,7 @@ def legend(sizes):
     """Lines that say what is timed."""
     return [
         *(f"training step {name}: forward, loss, backward, AdamW; {size_text(SIZES[name])}" for name in sizes),
-        "attention: forward and backward, causal, one sequence, 8 heads of 64; PyTorch's is fused",
+        "attention: forward and backward, causal, two sequences, 8 heads of 64; PyTorch's is fused",
         f"generation: {TOKENS} tokens, greedy, with a cache, batch 1, random weights, vocabulary 5000",
     ]
 
