@@ -188,11 +188,13 @@ def normal_tanh(x):
     v = square * (0.044715 * k)
     v += k
     v *= x                                                                  # 2u = k (x + 0.044715 x^3)
-    cdf = sigmoid(v)
+    slope = exp_minus(v)
+    cdf = slope + 1
+    get_xp(x).reciprocal(cdf, out=cdf)                                      # sigma(2u) = 1 / (1 + exp(-2u))
+    slope *= cdf
+    slope *= cdf                                                            # sigma (1 - sigma), without the difference
     square *= 3 * 0.044715 * k
     square += k                                                             # 2u'
-    slope = 1 - cdf
-    slope *= cdf
     slope *= square
     return cdf, slope
 
@@ -214,14 +216,19 @@ class Identity(Module):
 
 def sigmoid(x):
     """``1 / (1 + exp(-x))``."""
-    xp = get_xp(x)
-    y = -x
-    limit = math.log(float(xp.finfo(x.dtype).max)) - 1
-    xp.clip(y, -limit, limit, out=y)  # else exp may overflow
-    xp.exp(y, out=y)
+    y = exp_minus(x)
     y += 1
-    return xp.reciprocal(y, out=y)
+    return get_xp(x).reciprocal(y, out=y)
 
+
+def exp_minus(x):
+    """``exp(-x)``, kept from overflowing."""
+    xp = get_xp(x)
+    limit = LIMITS.get(x.dtype.name, 10.0)
+    return xp.exp(xp.clip(-x, -limit, limit))
+
+
+LIMITS = {"float32": 87.0, "float64": 708.0}  # exp of a larger number overflows
 
 ERF_P = (
     2.2905065861350646e-04, 3.4082910107109506e-03, 5.0955695062380861e-02, 1.8520832239976145e-01,

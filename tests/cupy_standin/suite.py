@@ -37,11 +37,11 @@ def move(value, backend):
     return value
 
 
-def randomise(module, seed=7):
+def randomise(module, seed=7, noise=0.3):
     """Add noise to every parameter: gains of one and biases of zero hide errors."""
     rng = np.random.default_rng(seed)
     for parameter in module.parameters():
-        parameter.data = parameter.data + 0.3 * rng.standard_normal(parameter.data.shape).astype(parameter.data.dtype)
+        parameter.data = parameter.data + noise * rng.standard_normal(parameter.data.shape).astype(parameter.data.dtype)
 
 
 def run_once(module, inputs, kwargs=None, backend="numpy", dy_seed=11):

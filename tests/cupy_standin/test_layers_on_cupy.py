@@ -223,7 +223,10 @@ def double(value):
 
 @pytest.mark.parametrize("case", [*listed(ALL)])
 def test_float32(cupy, case):
-    run_both(case.make, case.inputs, case.kwargs)
+    # T5's scores are not scaled: with as much noise as the others have, the softmax saturates, and rounding errors of
+    # float32 grow a hundredfold on either backend (in float64 it has that noise)
+    noise = 0.1 if case.name.startswith("T5 1") else 0.3
+    run_both(case.make, case.inputs, case.kwargs, lambda module: randomise(module, noise=noise))
 
 
 @pytest.mark.parametrize("case", [*listed(ALL)])

@@ -158,7 +158,7 @@ MUTATIONS = [
     Mutation("relu-backward-all", ACTIVATIONS, "return dy * positive", "return dy * 1", "ReLU's backward cuts nothing"),
     Mutation("sigmoid-derivative", ACTIVATIONS, "dy * y * (1 - y)", "dy * (1 - y)",
              "derivative of the sigmoid is 1 - y"),
-    Mutation("sigmoid-forward", ACTIVATIONS, "y = -x\n", "y = -2 * x\n", "sigmoid(2x) for sigmoid(x)"),
+    Mutation("sigmoid-forward", ACTIVATIONS, "xp.clip(-x, ", "xp.clip(-2 * x, ", "sigmoid(2x) for sigmoid(x)"),
     Mutation("tanh-derivative", ACTIVATIONS, "dy * (1 - y * y)", "dy * (1 - y)", "y not squared"),
     Mutation("silu-product-rule", ACTIVATIONS, "dy * (s + y * (1 - s))", "dy * s",
              "second term of the product rule lost"),
