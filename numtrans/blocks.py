@@ -65,6 +65,8 @@ class EncoderLayer(Module):
         arXiv:2310.06825).
     position : Module, optional
         Rotary or relative positions for the attention.
+    block_size : int, optional
+        Tiles of the attention, as in `ScaledDotProductAttention`.
     rng : numpy.random.Generator, optional
         Draws the weights.
     """
@@ -72,12 +74,12 @@ class EncoderLayer(Module):
     def __init__(
         self, d_model, num_heads, d_ff, *, num_kv_heads=None, d_kv=None, scale=None, dropout=0.0,
         norm_placement="post", norm="layer", norm_eps=None, feedforward="relu", bias=True, causal=False, window=None,
-        position=None, rng=None,
+        position=None, block_size=None, rng=None,
     ):  # fmt: skip
         super().__init__()
         attention = MultiHeadAttention(
             d_model, num_heads, num_kv_heads, d_kv, scale=scale, dropout=dropout, bias=bias, causal=causal,
-            window=window, position=position, rng=rng,
+            window=window, position=position, block_size=block_size, rng=rng,
         )  # fmt: skip
         network = make_feedforward(feedforward, d_model, d_ff, dropout=dropout, bias=bias, rng=rng)
 
@@ -110,14 +112,15 @@ class DecoderLayer(Module):
 
     def __init__(
         self, d_model, num_heads, d_ff, *, num_kv_heads=None, d_kv=None, scale=None, dropout=0.0,
-        norm_placement="post", norm="layer", norm_eps=None, feedforward="relu", bias=True, position=None, rng=None,
+        norm_placement="post", norm="layer", norm_eps=None, feedforward="relu", bias=True, position=None,
+        block_size=None, rng=None,
     ):  # fmt: skip
         super().__init__()
 
         def attention(position):
             return MultiHeadAttention(
                 d_model, num_heads, num_kv_heads, d_kv, scale=scale, dropout=dropout, bias=bias, position=position,
-                rng=rng,
+                block_size=block_size, rng=rng,
             )  # fmt: skip
 
         def residual(sublayer):

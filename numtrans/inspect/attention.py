@@ -194,6 +194,11 @@ def head_divergence(weights, query_mask=None):
 
 def checked_weights(weights, query_mask):
     """The weights as float64 (B, H, Tq, Tk), and which queries count, (B, H, Tq); raise if they are no weights."""
+    if weights is None:
+        raise ConfigError(
+            "weights are None: attention keeps none before its first forward, after clear(), or in tiles; "
+            "a layer made with block_size=0 never does"
+        )
     try:
         P = to_numpy(weights)
         if P.dtype.kind == "c":

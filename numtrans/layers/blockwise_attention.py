@@ -84,7 +84,7 @@ def blockwise_attention_forward(query, key, value, scale, tiles):
                 # 3. if a score lies far above the reference, it moves
                 if not started or S.max() > HEADROOM:
                     top = S.max(axis=-1, keepdims=True)
-                    u = xp.where((top > -xp.inf) & ((top > 0) | (l[r] == 0)), top, 0)
+                    u = xp.where(xp.isfinite(top) & ((top > 0) | (l[r] == 0)), top, 0)
                     m[r] += u
                     S -= u
                     q[r, -1:] -= u

@@ -42,8 +42,10 @@ def attention_of(path, text):
     ids = tokenizer.encode(text)
     if not 0 < len(ids) <= model.config.max_len:
         raise ConfigError(f"{path}: the text has {len(ids)} tokens, expected 1 to {model.config.max_len}")
+    stack = model.encoder if isinstance(model, BERT) else model.layers
+    for layer in stack.layers:
+        layer.self_attention.sublayer.attention.block_size = 0  # tiles, for a long text, would leave no weights
     with no_grad():
         model(np.array([ids]))
-    stack = model.encoder if isinstance(model, BERT) else model.layers
     weights = [to_numpy(layer.self_attention.sublayer.attention_weights)[0] for layer in stack.layers]
     return weights, tokenizer.tokens(ids)

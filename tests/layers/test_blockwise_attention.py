@@ -8,7 +8,9 @@ import pytest
 from helpers import check_gradients, normal
 
 from numtrans import no_grad
+from numtrans.blocks import Decoder, Encoder
 from numtrans.errors import ConfigError
+from numtrans.inspect import attention_entropy
 from numtrans.layers import ALiBi, Dropout, MultiHeadAttention, ScaledDotProductAttention, attention, causal_mask
 from numtrans.layers.blockwise_attention import Tiles
 from numtrans.layers.dropout import keep_mask, keep_part
@@ -245,6 +247,26 @@ def test_in_multi_head_attention():
     np.testing.assert_allclose(tiled.backward(dy), plain.backward(dy), rtol=1e-11, atol=1e-13)
     assert tiled.attention_weights is None
     assert plain.attention_weights.shape == (2, 4, 9, 9)
+
+
+def test_in_stacks():
+    """The same output with and without tiles, in every attention of an encoder and a decoder."""
+    x, memory, outputs = normal(1, 6, 8), normal(1, 5, 8, seed=1), []
+    for size in (0, 2):
+        stacks = [stack(1, 8, 2, 8, block_size=size, rng=np.random.default_rng(0)) for stack in (Encoder, Decoder)]
+        encoder, decoder = (stack.astype(np.float64) for stack in stacks)
+        outputs.append((encoder(x), decoder(x, memory)))
+        parts = [m for m in (*encoder.modules(), *decoder.modules()) if isinstance(m, ScaledDotProductAttention)]
+        assert [part.attention_weights is None for part in parts] == [size > 0] * 3
+    np.testing.assert_allclose(outputs[0][0], outputs[1][0], rtol=1e-12)
+    np.testing.assert_allclose(outputs[0][1], outputs[1][1], rtol=1e-12)
+
+
+def test_inspection_says_why_there_are_no_weights():
+    layer = ScaledDotProductAttention(block_size=2)
+    layer(*inputs(3, 3)[:3])
+    with pytest.raises(ConfigError, match=r"weights are None: .*block_size=0"):
+        attention_entropy(layer.attention_weights)
 
 
 @pytest.mark.parametrize("options", [{"block_size": -1}, {"block_size": 4, "position": ALiBi(2)}])

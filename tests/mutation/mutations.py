@@ -266,7 +266,7 @@ MUTATIONS = [
              "rescaled by e^u in place of e^-u"),
     Mutation("tiles-first-key", TILES, "((top > 0) | (l[r] == 0))", "(top > 0)",
              "the reference starts at 0: scores far below it all underflow"),
-    Mutation("tiles-masked-row", TILES, "(top > -xp.inf) & ", "", "a query without keys so far gives NaN"),
+    Mutation("tiles-masked-row", TILES, "xp.isfinite(top) & ", "", "a query without keys so far gives NaN"),
     Mutation("tiles-logsumexp-without-m", TILES, "L[b, h, rows] = m + xp.log(l)", "L[b, h, rows] = xp.log(l)",
              "L without the reference"),
     Mutation("tiles-delta-missing", TILES, "-delta[b, h] * tiles.whole", "0 * delta[b, h]",
