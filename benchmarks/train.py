@@ -7,8 +7,10 @@ from numtrans.bench.models import SIZES, size_text
 from numtrans.checkpoint import check_folder
 
 EAGER, COMPILED, NUMTRANS, PRODUCTS = "PyTorch eager", "torch.compile", "numtrans", "matrix products"
+PROCESSES = "numtrans, processes"
 CONTESTANTS = {
     "numtrans": (NUMTRANS, "numtrans.bench._numtrans:train", {}),
+    "processes": (PROCESSES, "numtrans.bench._numtrans:train", {"kind": "processes"}),
     "eager": (EAGER, "numtrans.bench._pytorch:train", {}),
     "compile": (COMPILED, "numtrans.bench._pytorch:train", {"compiled": True}),
     "products": (PRODUCTS, "numtrans.bench._products:train", {}),
@@ -37,7 +39,8 @@ def run(arguments):
         threads = CASES[case] or arguments.threads
         contestants = [
             Contestant(name, factory, {"size": size, **extra}, threads)
-            for key, (name, factory, extra) in CONTESTANTS.items() if key in arguments.contestants
+            for key, (name, factory, extra) in CONTESTANTS.items()
+            if key in arguments.contestants and (key != "processes" or threads > 1)
         ]  # fmt: skip
         print(f"\n{case}: {size_text(size)}; {threads} thread(s), {arguments.rounds} rounds", flush=True)
         results = compete(contestants, arguments.rounds, budget=arguments.budget, say=note)
@@ -59,7 +62,7 @@ def report(results):
     parameters = {name: f["parameters"] for name, f in facts.items() if "parameters" in f and name != PRODUCTS}
     if len(set(parameters.values())) > 1:
         print(f"the models differ in their parameters: {parameters}")
-    for other in (COMPILED, PRODUCTS):
-        if NUMTRANS in present and other in present:
-            share = ratio(results, NUMTRANS, other)
-            print(f"  {NUMTRANS} as a share of {other}: {share['median']:.3f}")
+    for own in (NUMTRANS, PROCESSES):
+        for other in (COMPILED, PRODUCTS):
+            if own in present and other in present:
+                print(f"  {own} as a share of {other}: {ratio(results, own, other)['median']:.3f}")

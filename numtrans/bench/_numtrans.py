@@ -14,7 +14,7 @@ from numtrans.models import BERT, GPT, Transformer
 from numtrans.models.configs import BERTConfig, GPTConfig, TransformerConfig
 from numtrans.module import no_grad
 from numtrans.optim import AdamW, no_decay
-from numtrans.parallel import Shards
+from numtrans.parallel import make_workers
 from numtrans.parallel.pool import Pool
 from numtrans.pretrained import from_pretrained
 
@@ -27,11 +27,11 @@ def warm_up():
     train(tiny)[0]()
 
 
-def train(size):
-    """A training step of the model of `size`: forward, loss, backward, AdamW."""
+def train(size, kind="threads"):
+    """A training step of the model of `size`: forward, loss, backward, AdamW, by workers of a `kind`."""
     keep_freed_memory()
     model = build(size)
-    step = training_step(model, *batch(size))
+    step = training_step(model, *batch(size), kind)
     return step, {"parameters": sum(p.data.size for p in model.parameters())}
 
 
@@ -52,10 +52,10 @@ def build(size, seed=0):
     )  # fmt: skip
 
 
-def training_step(model, inputs, targets):
-    """A function that does one step and returns the loss."""
+def training_step(model, inputs, targets, kind="threads"):
+    """A function that does one step and returns the loss. The workers end with the process."""
     optimizer = AdamW(no_decay(model, WEIGHT_DECAY), lr=LEARNING_RATE)
-    shards = Shards(model, CrossEntropyLoss(), workers=THREADS)
+    shards = make_workers(model, CrossEntropyLoss(), THREADS, kind=kind).__enter__()
 
     def step():
         model.zero_grad()
