@@ -154,9 +154,13 @@ class Module:
         Call it after an error in the middle of a forward or a backward: what was saved until then is still there.
         """
         for module in self.modules():
-            module._stack.clear()
-            for name in module.transient:
-                setattr(module, name, None)
+            module.forget()
+
+    def forget(self):
+        """What `clear` does, for this module without its parts."""
+        self._stack.clear()
+        for name in self.transient:
+            setattr(self, name, None)
 
     @property
     def pending(self):

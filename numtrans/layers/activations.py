@@ -224,8 +224,9 @@ def sigmoid(x):
 def exp_minus(x):
     """``exp(-x)``, kept from overflowing."""
     xp = get_xp(x)
-    limit = LIMITS.get(x.dtype.name, 10.0)
-    return xp.exp(xp.clip(-x, -limit, limit))
+    y = -x
+    xp.minimum(y, LIMITS.get(x.dtype.name, 10.0), out=y)
+    return xp.exp(y, out=y)
 
 
 LIMITS = {"float32": 87.0, "float64": 708.0}  # exp of a larger number overflows

@@ -118,5 +118,6 @@ class Shard:
 
     def clear(self):
         """Drop what forwards have saved."""
-        self.model.clear()
+        for module in self.modules:
+            module.forget()
         self.loss.clear()
