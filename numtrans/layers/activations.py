@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from numtrans.backend import erf, get_xp
 from numtrans.cache_blocks import in_blocks
 from numtrans.errors import ConfigError
@@ -77,16 +79,23 @@ class SiLU(Module):
     def forward(self, x):
         """`x` (...) -> y (...)."""
         self.check_floating("input", x)
-        s = sigmoid(x)
-        y = x * s
-        self.save(s, y)
+        xp = get_xp(x)
+        y, derivative = xp.empty(x.shape, x.dtype), xp.empty(x.shape, x.dtype)
+        # the derivative is made here, while x is in the cache
+        for y_, derivative_, x_ in in_blocks((y, derivative), (x,)):
+            s = sigmoid(x_)
+            xp.multiply(x_, s, out=y_)                                      # x s
+            xp.subtract(1, s, out=derivative_)
+            derivative_ *= y_
+            derivative_ += s                                                # s + x s (1 - s)
+        self.save(derivative)
         return y
 
     def backward(self, dy):
         """Given dy (...), return dx (...)."""
-        s, y = self.saved()
-        self.check_dy(dy, y.shape, y)
-        return dy * (s + y * (1 - s))
+        (derivative,) = self.saved()
+        self.check_dy(dy, derivative.shape, derivative)
+        return dy * derivative
 
 
 class GELU(Module):
@@ -123,12 +132,10 @@ class GELU(Module):
         xp = get_xp(x)
         phi = {"none": normal, "tanh": normal_tanh}[self.approximate]
         y, derivative = xp.empty(x.shape, x.dtype), xp.empty(x.shape, x.dtype)
-        # the derivative is made here, while x is in the cache
-        for y_, derivative_, x_ in in_blocks((y, derivative), (x,)):
-            cdf, slope = phi(x_)
+        for y_, derivative_, x_ in in_blocks((y, derivative), (x,)):         # as in SiLU
+            cdf, x_density = phi(x_)
             xp.multiply(x_, cdf, out=y_)                                    # x Phi(x)
-            slope *= x_
-            xp.add(cdf, slope, out=derivative_)                             # Phi(x) + x Phi'(x)
+            xp.add(cdf, x_density, out=derivative_)                         # Phi(x) + x Phi'(x)
         self.save(derivative)
         return y
 
@@ -140,15 +147,18 @@ class GELU(Module):
 
 
 def normal(x):
-    """The normal distribution function of `x`, and its derivative, the density."""
-    small = x.dtype == "float32" and get_xp(x).__name__ == "numpy"
+    """The normal distribution function of `x`, and `x` times its derivative, the density."""
+    xp = get_xp(x)
+    small = x.dtype == "float32" and xp.__name__ == "numpy"
     cdf = (erf_float32 if small else erf)(x * math.sqrt(0.5))
     cdf += 1
     cdf *= 0.5
-    density = x * x
+    with np.errstate(over="ignore"):                                        # exp(-inf) = 0 is right
+        density = x * x
     density *= -0.5
-    density = get_xp(x).exp(density)
+    xp.exp(density, out=density)
     density *= 1 / math.sqrt(2 * math.pi)
+    density *= x
     return cdf, density
 
 
@@ -178,24 +188,26 @@ def polynomial(coefficients, x):
 
 
 def normal_tanh(x):
-    r"""The tanh form of the normal distribution function, and its derivative.
+    r"""The tanh form of the normal distribution function, and `x` times its derivative.
 
     It is a sigmoid, as :math:`\frac12 (1 + \tanh u) = \sigma(2u)`, whose derivative is
     :math:`2u'\, \sigma (1 - \sigma)`.
     """
+    xp = get_xp(x)
     k = math.sqrt(8 / math.pi)
+    x = xp.clip(x, *TANH_ENDS[x.dtype.name])
     square = x * x
     v = square * (0.044715 * k)
     v += k
     v *= x                                                                  # 2u = k (x + 0.044715 x^3)
-    slope = exp_minus(v)
-    cdf = slope + 1
-    get_xp(x).reciprocal(cdf, out=cdf)                                      # sigma(2u) = 1 / (1 + exp(-2u))
-    slope *= cdf
-    slope *= cdf                                                            # sigma (1 - sigma), without the difference
+    cdf = xp.exp(v, out=v)
+    slope = cdf + 1
+    cdf /= slope                                                            # sigma(2u) = exp(2u) / (1 + exp(2u))
+    xp.divide(cdf, slope, out=slope)                                        # sigma (1 - sigma), without the difference
     square *= 3 * 0.044715 * k
     square += k                                                             # 2u'
     slope *= square
+    slope *= x
     return cdf, slope
 
 
@@ -215,21 +227,16 @@ class Identity(Module):
 
 
 def sigmoid(x):
-    """``1 / (1 + exp(-x))``."""
-    y = exp_minus(x)
-    y += 1
-    return get_xp(x).reciprocal(y, out=y)
-
-
-def exp_minus(x):
-    """``exp(-x)``, kept from overflowing."""
+    """``exp(x) / (1 + exp(x))``: 0 far below and 1 far above, where ``exp`` is kept from overflowing."""
     xp = get_xp(x)
-    y = -x
-    xp.minimum(y, LIMITS.get(x.dtype.name, 10.0), out=y)
-    return xp.exp(y, out=y)
+    y = xp.minimum(x, LARGEST_EXPONENT[x.dtype.name])
+    xp.exp(y, out=y)
+    return xp.divide(y, y + 1, out=y)
 
 
-LIMITS = {"float32": 87.0, "float64": 708.0}  # exp of a larger number overflows
+LARGEST_EXPONENT = {"float16": 11.0, "float32": 88.0, "float64": 709.0}  # exp of a larger number overflows
+# where 2u of the tanh form is below any number that exp does not round to 0, and where it nears the largest exponent
+TANH_ENDS = {"float16": (-5.3, 3.9), "float32": (-11.0, 10.0), "float64": (-22.0, 21.0)}
 
 ERF_P = (
     2.2905065861350646e-04, 3.4082910107109506e-03, 5.0955695062380861e-02, 1.8520832239976145e-01,

@@ -31,17 +31,32 @@ def test_values_and_gradients(name):
     check_gradients(make_activation(name), normal(3, 4, 5) * 2)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.filterwarnings("error")
-def test_far_out(name):
-    x = np.array([-1e4, -200.0, 200.0, 1e4], np.float32)
-    layer = make_activation(name)
-    y = layer(x)
-    dx = layer.backward(np.ones_like(x))
-    limits = {"sigmoid": ([0, 0, 1, 1], [0] * 4), "tanh": ([-1, -1, 1, 1], [0] * 4), "identity": (x, [1] * 4)}
-    expected, slope = limits.get(name, ([0, 0, 200, 1e4], [0, 0, 1, 1]))
-    np.testing.assert_allclose(y, expected, atol=1e-6)
-    np.testing.assert_allclose(dx, slope, atol=1e-6)
+def test_far_out(name, dtype):
+    """However large x is, the limits: 0 below and x above, with slopes 0 and 1, and no warning."""
+    far = np.geomspace(50, float(np.finfo(dtype).max) / 2, 200).astype(dtype)
+    zero, one = np.zeros_like(far), np.ones_like(far)
+    limits = {"sigmoid": (zero, one, zero), "tanh": (-one, one, zero), "identity": (-far, far, one)}
+    below, above, slope_above = limits.get(name, (zero, far, one))
+    slope_below = one if name == "identity" else zero
+    rtol = float(np.finfo(dtype).eps)
+    for x, y, dx in ((-far, below, slope_below), (far, above, slope_above)):
+        layer = make_activation(name)
+        np.testing.assert_allclose(layer(x), y, rtol=rtol, atol=1e-15)
+        np.testing.assert_allclose(layer.backward(one), dx, rtol=rtol, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.filterwarnings("error")
+def test_float32_everywhere_is_the_formula(name):
+    """No step where one way to compute ends and the next begins."""
+    x = np.linspace(-120, 120, 60_001, dtype=np.float32)
+    single, double = make_activation(name), make_activation(name)
+    np.testing.assert_allclose(single(x), double(x.astype(np.float64)), rtol=5e-7, atol=3e-6)
+    one = np.ones_like(x)
+    np.testing.assert_allclose(single.backward(one), double.backward(one.astype(np.float64)), rtol=5e-7, atol=3e-6)
 
 
 def test_relu_has_slope_0_at_0():
