@@ -4,10 +4,11 @@ import argparse
 import signal
 import sys
 
-from benchmarks import attention, demo, generate, growth, imports, memory, table, train
+from benchmarks import attention, demo, generate, growth, imports, memory, profile, table, train
 from numtrans.errors import NumtransError
 
-COMMANDS = (train, attention, generate, memory, imports, growth, demo, table)  # files, in the order of the help
+# files, in the order of the help
+COMMANDS = (train, attention, generate, memory, imports, growth, demo, profile, table)
 
 
 def main(argv=None):

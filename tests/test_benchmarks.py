@@ -14,16 +14,19 @@ from numtrans.bench import (
     ContestantError,
     Worker,
     _products,
+    _profile,
     _worker,
     compete,
     median_seconds,
     peak_memory,
     ratio,
 )
+from numtrans.module import Module
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of `benchmarks`, which is not installed
 
 from benchmarks import attention, common, generate, growth, imports, memory, plots, table, train  # noqa: E402
+from benchmarks.__main__ import main  # noqa: E402
 
 
 def turns(kept, discarded=()):
@@ -343,3 +346,43 @@ def test_memory_is_the_share_of_medians():
     found = {"numtrans": [peaks(11), peaks(12), peaks(40)], train.EAGER: [peaks(14)]}
     assert memory.share(found) == 0.5
     assert np.isnan(memory.share({"numtrans": [peaks(11)]}))
+
+
+def test_the_profile_has_the_own_time_of_each_class(tmp_path, capsys):
+    arguments = ["profile", "--sizes", "S", "--rounds", "1", "--threads", "2", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "4 layers, width 128, 4 heads, d_ff 512, T 64, batch 6" in printed
+    results = common.load(tmp_path, "profile")["S"]["results"]
+    found = {(name, direction): seconds for name, direction, seconds in results["contestants"]["profile"]["first"]}
+    assert {("Linear", "forward"), ("Linear", "backward"), ("AdamW", "step")} <= found.keys()
+    assert all(seconds > 0 for seconds in found.values())
+    assert found["EncoderLayer", "forward"] < found["Linear", "forward"] / 10  # its parts are not in it
+
+
+def test_own_times_are_without_those_of_the_parts(monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr(_profile.time, "perf_counter", lambda: next(clock))
+
+    class Part(Module):
+        def forward(self, x):
+            return x
+
+    class Whole(Part):
+        def __init__(self):
+            super().__init__()
+            self.parts = [Part(), Part()]
+
+        def forward(self, x):
+            return self.parts[1](self.parts[0](x))
+
+    class Optimizer:
+        def step(self):
+            pass
+
+    model, optimizer = Whole(), Optimizer()
+    found = _profile.own_times([model], optimizer, lambda: (model(1), optimizer.step()))
+    # the clock ticks when a call begins and when it ends: 5 ticks in the whole, 1 in each part
+    assert found == {("Whole", "forward"): 3, ("Part", "forward"): 2, ("Optimizer", "step"): 1}
+    assert "forward" not in vars(model)
+    assert "step" not in vars(optimizer)

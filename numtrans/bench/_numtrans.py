@@ -54,7 +54,7 @@ def build(size, seed=0):
 
 def training_step(model, inputs, targets, kind="threads"):
     """A function that does one step and returns the loss. The workers end with the process."""
-    optimizer = AdamW(no_decay(model, WEIGHT_DECAY), lr=LEARNING_RATE)
+    optimizer = optimizer_of(model)
     shards = make_workers(model, CrossEntropyLoss(), THREADS, kind=kind).__enter__()
 
     def step():
@@ -65,6 +65,11 @@ def training_step(model, inputs, targets, kind="threads"):
         return float(value)
 
     return step
+
+
+def optimizer_of(model):
+    """AdamW with the settings of all contestants."""
+    return AdamW(no_decay(model, WEIGHT_DECAY), lr=LEARNING_RATE)
 
 
 def attention(tokens, block_size=None):
