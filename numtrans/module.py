@@ -5,24 +5,24 @@ last-in-first-out stack, so that a module that is used twice in one pass is righ
 """
 
 import contextlib
-import threading
+from contextvars import ContextVar
 
 import numpy as np
 
 from numtrans.backend import backend_name, get_xp, load_backend, to_device, to_numpy
 from numtrans.errors import BackwardError, DtypeError, MixedBackendError, ShapeError, StateDictError
 
-_mode = threading.local()
+_grad = ContextVar("grad", default=True)  # of a context, so that threads that work for another take over its mode
 
 
 @contextlib.contextmanager
 def _grad_mode(enabled):
     before = grad_enabled()
-    _mode.grad = enabled
+    _grad.set(enabled)
     try:
         yield
     finally:
-        _mode.grad = before
+        _grad.set(before)
 
 
 def no_grad():
@@ -37,7 +37,7 @@ def enable_grad():
 
 def grad_enabled():
     """False inside `no_grad`, else True."""
-    return getattr(_mode, "grad", True)
+    return _grad.get()
 
 
 class Parameter:
@@ -56,13 +56,16 @@ class Parameter:
         None until the first backward and after ``zero_grad()``. Backward passes add to it.
     requires_grad : bool
         False for a frozen parameter: its gradient stays None and optimizers pass it by.
+    collect : callable or None
+        Where gradients go instead of `grad`, called with a gradient and `rows` of `add_grad`: set while several workers
+        share the batch.
     """
 
-    __slots__ = ("__weakref__", "data", "grad", "name", "requires_grad")
+    __slots__ = ("__weakref__", "collect", "data", "grad", "name", "requires_grad")
 
     def __init__(self, data, name=None):
         self.data, self.name = data, name
-        self.grad, self.requires_grad = None, True
+        self.grad, self.requires_grad, self.collect = None, True, None
 
     def add_grad(self, grad, rows=None):
         """``self.grad += grad``, or with `rows`, numbers that occur once each, ``self.grad[rows] += grad``.
@@ -74,10 +77,10 @@ class Parameter:
         expected = self.data.shape if rows is None else (len(rows), *self.data.shape[1:])
         if grad.shape != expected:
             raise ShapeError(f"Parameter {self.name}: gradient has shape {grad.shape}, expected {expected}")
-        self._accumulate(grad, rows)
-
-    def _accumulate(self, grad, rows):
-        self.grad = sum_of(self.grad, grad, rows, self.data)
+        if self.collect is not None:
+            self.collect(grad, rows)
+        else:
+            self.grad = sum_of(self.grad, grad, rows, self.data)
 
     def __repr__(self):
         return f"Parameter({self.name}, shape={tuple(self.data.shape)}, dtype={self.data.dtype})"

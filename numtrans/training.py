@@ -7,6 +7,7 @@ with the same parameters, bit for bit, as one that was never stopped.
 
 import json
 import math
+import numbers
 import signal
 import threading
 from pathlib import Path
@@ -120,10 +121,10 @@ class Trainer:
         overwrite=False,
         progress=True,
     ):
-        numbers = {"micro_batches": micro_batches, "workers": workers, "log_every": log_every}
-        numbers["evaluate_every"] = evaluate_every
-        for name, value in {**numbers, "save_every": save_every, "patience": patience}.items():
-            if value is not None and (not isinstance(value, int) or value < 1):
+        whole = {"micro_batches": micro_batches, "workers": workers, "log_every": log_every}
+        whole.update(evaluate_every=evaluate_every, save_every=save_every, patience=patience)
+        for name, value in whole.items():
+            if value is not None and (not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"Trainer: {name} is {value!r}, expected a whole number of 1 or more")
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ConfigError(f"Trainer: max_grad_norm is {max_grad_norm}, expected a number above 0 or None")
@@ -243,6 +244,7 @@ class Trainer:
             inputs, targets = batches.batch(step)
             # 2. gradients
             self.model.zero_grad()
+            self.loss.zero_grad()
             loss = self.compute_gradients(inputs, targets)
             # 3. clip, and look before the weights are touched
             look = look or backend_name(loss) != "cupy"

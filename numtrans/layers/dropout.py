@@ -89,7 +89,7 @@ class Dropout(Module):
     def place(self, shape):
         """Index of the first entry of an input of `shape` among those of the whole batch."""
         first, count = self.rows or (0, 1)
-        split = shape and shape[0] % count == 0  # else it is no part of the batch, but the same in each part
+        split = shape and shape[0] == count > 0  # else it is no part of the batch, but the same in each part
         return first * (math.prod(shape) // count) if split else 0
 
 

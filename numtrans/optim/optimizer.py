@@ -5,10 +5,10 @@ import numbers
 import numpy as np
 
 from numtrans.backend import backend_name, get_xp, to_device, to_numpy
-from numtrans.errors import ConfigError, StateDictError
+from numtrans.errors import ConfigError, ShapeError, StateDictError
 from numtrans.module import Parameter
 
-JOB = 1 << 20  # values that a thread updates at a time; for less, handing over costs more than it saves
+JOB = 1 << 17  # values that a thread updates at a time; for less, handing over costs more than it saves
 
 
 class Optimizer:
@@ -101,7 +101,13 @@ class Optimizer:
     def step(self, spread=map):
         """Update every parameter that is not frozen and has a gradient, in place.
 
-        `spread` calls a function for each of its jobs, as ``map`` does; that of a pool does so on several threads.
+        `spread` calls a function for each of its jobs, as ``map`` does; that of a pool does so on several threads, so
+        that `update` runs for several parameters at once.
+
+        Raises
+        ------
+        ShapeError
+            If a gradient has not the shape of its parameter; nothing is changed then.
         """
 
         def update(job):
@@ -113,6 +119,7 @@ class Optimizer:
         for group in self.groups:
             for parameter in group["params"]:
                 if parameter.requires_grad and parameter.grad is not None:
+                    self._check_gradient(parameter)
                     if size > JOB:
                         jobs.append([])
                         size = 0
@@ -120,6 +127,13 @@ class Optimizer:
                     size += parameter.data.size
         for _ in spread(update, jobs):
             pass
+
+    def _check_gradient(self, parameter):
+        if parameter.grad.shape != parameter.data.shape:
+            raise ShapeError(
+                f"{type(self).__name__}: the gradient of {parameter.name} has shape {tuple(parameter.grad.shape)}, "
+                f"expected {tuple(parameter.data.shape)}"
+            )
 
     def update(self, parameter, state, group):
         """One step of one parameter."""

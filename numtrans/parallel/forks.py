@@ -1,6 +1,7 @@
 """One worker process: a fork of this one, with parameters and gradients in memory that both see."""
 
 import contextlib
+import functools
 import mmap
 import pickle
 import signal
@@ -11,9 +12,8 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from numtrans.errors import WorkerError
-from numtrans.module import Parameter, sum_of
+from numtrans.module import sum_of
 from numtrans.parallel.pieces import piece_gradients
-from numtrans.parallel.twins import Shard, make_twin
 
 
 class RemoteTraceback(Exception):
@@ -91,7 +91,7 @@ def state(shard):
     """What a worker is told in each step besides the counters: modes, which parameters are frozen, buffers."""
     training = [module.training for module in shard.modules]
     learned = [parameter.requires_grad for parameter in shard.parameters]
-    return training, learned, [{name: getattr(module, name) for name in module._buffers} for module in shard.modules]
+    return training, learned, shard.buffers()
 
 
 @contextlib.contextmanager
@@ -107,30 +107,22 @@ def _no_ctrl_c():
 # ---- in the worker
 
 
-class SharedParameter(Parameter):
-    """The values of a parameter; its gradient is written to `place`, in shared memory."""
-
-    __slots__ = ("place",)
-
-    def __init__(self, parameter, place):
-        super().__init__(parameter.data, parameter.name)
-        self.place = place
-
-    def _accumulate(self, grad, rows):
-        first, self.grad = self.grad is None, self.place
-        if first:
-            self.place[...] = grad if rows is None else 0
-        if not first or rows is not None:
-            sum_of(self.place, grad, rows, self.data)
+def write_gradient(parameter, place, grad, rows):
+    """Add to the gradient of `parameter`, which is written to `place`, in shared memory."""
+    first, parameter.grad = parameter.grad is None, place
+    if first:
+        place[...] = grad if rows is None else 0
+    if not first or rows is not None:
+        sum_of(place, grad, rows, parameter.data)
 
 
 def _serve(shard, gradients, connection, others):
     """Work through rows until the parent ends."""
     for other in others:  # ends of the parent, which would keep the pipes open after it
         other.close()
-    pairs = zip(shard.parameters, gradients, strict=True)
-    memo = {id(parameter): SharedParameter(parameter, place) for parameter, place in pairs}
-    shard = Shard(make_twin(shard.model, memo), make_twin(shard.loss, memo))
+    for parameter, place in zip(shard.parameters, gradients, strict=True):
+        parameter.collect = functools.partial(write_gradient, parameter, place)
+    shard.clear()
     with threadpool_limits(1, "blas"):
         while True:
             try:
@@ -149,12 +141,14 @@ def _serve(shard, gradients, connection, others):
 
 def _work(shard, pieces, counters, first, whole, changes):
     """The loss of `pieces`, and of which parameters there is now a gradient."""
-    for module, training, buffers in zip(shard.modules, changes[0], changes[2]):
+    for module, training in zip(shard.modules, changes[0]):
         module.training = training
+    for module, buffers in zip(shard.buffered, changes[2]):
         vars(module).update(buffers)
     for parameter, learns in zip(shard.parameters, changes[1]):
         parameter.requires_grad, parameter.grad = learns, None
-    loss = sum(piece_gradients(shard, piece, counters, first, whole) for piece in pieces)
+    loss = sum([piece_gradients(shard, piece, counters, first, whole) for piece in pieces])
+    shard.check_buffers(changes[2])
     shard.clear()
     return loss, [parameter.grad is not None for parameter in shard.parameters]
 

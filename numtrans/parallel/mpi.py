@@ -15,8 +15,9 @@ import numpy as np
 
 from numtrans.backend import backend_name
 from numtrans.errors import ConfigError, WorkerError
-from numtrans.parallel.pieces import check_split, divisor, split_batch
-from numtrans.parallel.threads import Shards
+from numtrans.parallel.pieces import check_targets, divisor, split_batch
+from numtrans.parallel.threads import Shards, plus
+from numtrans.parallel.twins import all_parts
 
 SMALL = 1 << 16  # bytes: gradients below it travel together, for a message has a cost of its own; larger ones in place
 SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # what mpirun of Open MPI, and of MPICH and Intel MPI, tells its processes
@@ -51,12 +52,10 @@ class Ranks(Shards):
     """
 
     def __init__(self, comm, model, loss, workers=None, micro_batches=1):
-        super().__init__(model, loss, workers or 1, micro_batches)
-        if comm.size > 1:
-            check_split(model)
-            if "mpi4py.run" not in sys.modules:
-                raise ConfigError(f"Ranks: an error in one rank must end all of them; start with `{COMMAND}`")
         self.comm, self.rank, self.ranks = comm, comm.rank, comm.size
+        super().__init__(model, loss, workers or 1, micro_batches)
+        if comm.size > 1 and "mpi4py.run" not in sys.modules:
+            raise ConfigError(f"Ranks: an error in one rank must end all of them; start with `{COMMAND}`")
 
     def __enter__(self):
         device = backend_name(self.model.parameters()[0].data)
@@ -66,6 +65,7 @@ class Ranks(Shards):
         return self
 
     def __exit__(self, error, *rest):
+        super().__exit__(error, *rest)
         if error is None:
             self.comm.Barrier()  # now the files of rank 0 are written
 
@@ -77,7 +77,8 @@ class Ranks(Shards):
         numpy.float64
             The loss of the whole batch.
         """
-        pieces, parameters = split_batch(inputs, targets, self.ranks), self.model.parameters()
+        check_targets(self.loss, targets)
+        pieces, parameters = split_batch(inputs, targets, self.ranks), all_parts(self.model, self.loss)[1]
         earlier = [parameter.grad for parameter in parameters]
         for parameter in parameters:
             parameter.grad = None
@@ -102,8 +103,7 @@ class Ranks(Shards):
             parameter.grad = np.asarray(gradient, order="C")
         self._sum_all([parameter.grad for parameter in due])
         for parameter, gradient in zip(parameters, earlier):
-            if gradient is not None:
-                parameter.add_grad(gradient)
+            parameter.grad = plus(parameter.grad, gradient)
         # 4. a rank without rows has drawn no masks: its counters follow those of rank 0
         if len(pieces) < self.ranks:
             state = self.model.random_state()

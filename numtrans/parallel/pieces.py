@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import random
 import warnings
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ import numpy as np
 
 from numtrans.backend import backend_name, to_device
 from numtrans.errors import ConfigError, ShapeError
+
+GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 
 @dataclass
@@ -76,6 +79,12 @@ def divisor(loss, targets):
     """Arguments of `loss` that make the losses of pieces add up to that of the whole batch with `targets`."""
     if getattr(loss, "reduction", "mean") != "mean":
         return {}
+    if not hasattr(loss, "count"):
+        raise ConfigError(
+            f"{type(loss).__name__}: the batch is split, and for the mean over all of it the loss must have a method "
+            "count(targets) and take the argument normalizer, as CrossEntropyLoss does; else train with workers=1 and "
+            "micro_batches=1"
+        )
     count = loss.count(targets)
     if backend_name(targets) == "numpy" and count == 0:
         warnings.warn(f"{type(loss).__name__}: every target is ignored; loss and gradient are 0", stacklevel=4)
@@ -94,21 +103,39 @@ def whole_batch_modules(modules):
 
     A row of their output depends on other rows, or they draw random numbers and cannot draw those of some rows only.
     """
-    names = {
-        type(module).__name__
-        for module in modules
-        if module.needs_whole_batch or (hasattr(module, "counter") and not hasattr(module, "rows"))
-    }
+    names = {type(module).__name__ for module in modules if module.needs_whole_batch or draws_for_all_rows(module)}
     return sorted(names)
 
 
-def check_split(model):
-    """Raise `ConfigError` if a part of `model` needs the whole batch."""
-    names = whole_batch_modules(model.modules())
+def draws_for_all_rows(module):
+    """Whether `module` draws random numbers and has no `rows`, or holds a generator of them."""
+    counts = hasattr(module, "counter") and not hasattr(module, "rows")
+    return counts or any(isinstance(value, GENERATORS) for value in vars(module).values())
+
+
+def check_split(shard, workers):
+    """Raise `ConfigError` if a part of the model or the loss of `shard` needs the whole batch.
+
+    If there is one of `workers` that takes piece after piece, random numbers are drawn in turn and are no reason.
+    """
+    names = whole_batch_modules(module for module in shard.modules if workers > 1 or module.needs_whole_batch)
     if names:
         raise ConfigError(
-            f"{type(model).__name__}: {', '.join(names)} needs the whole batch at once (statistics over the batch, or "
-            "random numbers without a place in it), and workers would split it; train with workers=1"
+            f"{type(shard.model).__name__}: {', '.join(names)} needs the whole batch at once (statistics over the "
+            "batch, or random numbers without a place in it), which would be split; train with workers=1 and "
+            "micro_batches=1"
+        )
+
+
+def check_targets(loss, targets):
+    """Raise unless `targets` is an array with a batch axis, and `loss` one that gives a number."""
+    if not hasattr(targets, "shape") or not targets.shape:
+        shape = f"an array of shape {targets.shape}" if hasattr(targets, "shape") else type(targets).__name__
+        raise ShapeError(f"{type(loss).__name__}: targets are {shape}, expected an array whose first axis is the batch")
+    if getattr(loss, "reduction", "mean") == "none":
+        raise ConfigError(
+            f"{type(loss).__name__}: reduction is 'none', expected 'mean' or 'sum': training needs a loss that is one "
+            "number"
         )
 
 

@@ -1,6 +1,7 @@
 """A pool of threads in which the calling thread takes part."""
 
 import contextvars
+import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -14,8 +15,7 @@ class Pool:
     """
 
     def __init__(self, workers):
-        self.workers = workers
-        self._executor = ThreadPoolExecutor(workers - 1, "numtrans") if workers > 1 else None
+        self.workers, self._executor, self._process = workers, None, None
 
     def map(self, function, jobs):
         """As ``list(map(function, jobs))``. Each thread takes the next job that is left.
@@ -38,6 +38,8 @@ class Pool:
                     left.clear()
 
         helpers = min(self.workers, len(jobs)) - 1
+        if helpers > 0 and self._process != os.getpid():  # a fork has none of the threads
+            self._executor, self._process = ThreadPoolExecutor(self.workers - 1, "numtrans"), os.getpid()
         # with the caller's context, in which np.errstate lives
         running = [self._executor.submit(contextvars.copy_context().run, work) for _ in range(helpers)]
         work()
@@ -45,3 +47,9 @@ class Pool:
         if errors:
             raise errors[min(errors)]
         return results
+
+    def end(self):
+        """Let the threads end; the next `map` starts others."""
+        if self._executor is not None and self._process == os.getpid():
+            self._executor.shutdown()
+        self._executor, self._process = None, None

@@ -4,15 +4,17 @@ Each has an interpreter of its own, so that also the Python code of the layers r
 travels: a worker is a fork of this process, whose parameters lie in memory that both see.
 """
 
+import contextlib
+import multiprocessing
 import sys
 
 from numtrans.backend import backend_name
 from numtrans.errors import ConfigError
 from numtrans.parallel.forks import Fork, shared_like, state
-from numtrans.parallel.pieces import check_split, divisor, piece_gradients, split_batch
+from numtrans.parallel.pieces import check_targets, divisor, piece_gradients, split_batch, whole_batch_modules
 from numtrans.parallel.pool import Pool
-from numtrans.parallel.threads import Shards, available_cores
-from numtrans.parallel.twins import Shard
+from numtrans.parallel.threads import Shards, available_cores, one_blas_thread, plus
+from numtrans.parallel.twins import Shard, all_parts
 
 
 class Processes(Shards):
@@ -25,7 +27,7 @@ class Processes(Shards):
     ----------
     model, loss : Module
     workers : int, optional
-        Number of shards; by default the cores of this process.
+        Number of shards; by default the cores of this process, or 1 if a part of the model needs the whole batch.
     micro_batches : int, default 1
         Pieces that each shard works through one after another, to need less memory.
 
@@ -41,15 +43,16 @@ class Processes(Shards):
     Notes
     -----
     In each step the workers are told the counters of the random numbers, training modes, buffers and which parameters
-    are frozen. Other changes to the model reach them when training begins.
+    are frozen. Where a module holds something else than in the step before (another part, another setting), they start
+    anew. A change inside of what a module holds (an entry of a dict) reaches them when training begins.
     """
 
     def __init__(self, model, loss, workers=None, micro_batches=1):
         if not sys.platform.startswith("linux"):
             raise ConfigError(f"Processes: workers are forks, which {sys.platform} does not do safely; use threads")
-        super().__init__(model, loss, workers or available_cores(), micro_batches)
-        if self.workers > 1:
-            check_split(model)
+        if workers is None:
+            workers = 1 if whole_batch_modules(all_parts(model, loss)[0]) else available_cores()
+        super().__init__(model, loss, workers, micro_batches)
         self.forks, self._open, self._before, self._shared = [], False, [], []
 
     def __enter__(self):
@@ -66,6 +69,7 @@ class Processes(Shards):
         if not self._open:
             with self:
                 return self.gradients(inputs, targets, first=first, whole=whole)
+        check_targets(self.loss, targets)
         self.follow()
         pieces = split_batch(inputs, targets, self.workers * self.micro_batches)
         if whole is None:
@@ -77,10 +81,14 @@ class Processes(Shards):
         try:
             for fork, those in zip(self.forks, theirs):
                 fork.send(those, counters, first, whole, state(shard))
-            with self.one_blas_thread(workers):
-                loss = sum(piece_gradients(shard, piece, counters, first, whole) for piece in own)
+            buffers = shard.buffers()
+            with one_blas_thread() if workers > 1 else contextlib.nullcontext():
+                loss = sum([piece_gradients(shard, piece, counters, first, whole) for piece in own])
                 answers = [fork.receive() for fork, _ in zip(self.forks, theirs)]
+                if workers > 1:
+                    shard.check_buffers(buffers)
                 self._add([given for _, given in answers])
+            shard.look()  # what a forward itself has changed was so in the workers, too
         except BaseException:
             self.end()
             raise
@@ -92,10 +100,9 @@ class Processes(Shards):
         def add(i):
             parameter = self.shards[0].parameters[i]
             for fork, those in zip(self.forks, given):
-                if those[i] and parameter.grad is None:
-                    parameter.grad = fork.gradients[i].copy()
-                elif those[i]:
-                    parameter.grad += fork.gradients[i]
+                if those[i]:
+                    gradient = fork.gradients[i]
+                    parameter.grad = plus(parameter.grad, gradient.copy() if parameter.grad is None else gradient)
 
         self.pool.map(add, range(len(self.shards[0].parameters)))
 
@@ -103,12 +110,17 @@ class Processes(Shards):
         """Put the parameters into shared memory and start the workers."""
         if not self.shards[0].is_current():
             self.shards = [Shard(self.model, self.loss)]
+            self.check_split()
         parameters = self.shards[0].parameters
         device = backend_name(parameters[0].data)
         if device != "numpy":
             raise ConfigError(f"Processes: shared memory holds arrays of numpy, and the model is on {device}")
+        if self.workers > 1 and multiprocessing.current_process().daemon:
+            raise ConfigError("Processes: this process is a daemon, which may not start others; use threads")
         self._before = [parameter.data for parameter in parameters]
-        self._shared = shared_like(self._before)
+        unlike = {id(array): array for array in self._before}  # two parameters over one array stay so
+        places = dict(zip(unlike, shared_like(list(unlike.values()))))
+        self._shared = [places[id(array)] for array in self._before]
         for parameter, array in zip(parameters, self._shared):
             array[...] = parameter.data
             parameter.data = array
@@ -140,7 +152,9 @@ class Processes(Shards):
         for fork in self.forks:
             fork.end()
         for parameter, before, array in zip(self.shards[0].parameters, self._before, self._shared):
-            if parameter.data is array:
-                before[...] = array
+            if parameter.data is array and (before.flags.writeable or not parameter.requires_grad):
+                if before.flags.writeable:  # else it is frozen, and of a file that is mapped into memory
+                    before[...] = array
                 parameter.data = before
+        self.pool.end()
         self.forks, self._before, self._shared, self.pool = [], [], [], Pool(1)

@@ -2,11 +2,12 @@
 
 import contextlib
 import os
+import threading
 
 from threadpoolctl import ThreadpoolController
 
 from numtrans.backend import backend_name
-from numtrans.parallel.pieces import can_split, check_split, divisor, piece_gradients, split_batch
+from numtrans.parallel.pieces import can_split, check_split, check_targets, divisor, piece_gradients, split_batch
 from numtrans.parallel.pool import Pool
 from numtrans.parallel.twins import GradientSum, Shard
 
@@ -40,23 +41,36 @@ class Shards:
     Raises
     ------
     ConfigError
-        If `workers` is more than 1 and a part of the model needs the whole batch (`BatchNorm`).
+        If `workers` or `micro_batches` is more than 1 and a part of the model needs the whole batch (`BatchNorm`), or
+        has something that cannot be copied for another thread.
+
+    Notes
+    -----
+    Each thread has a copy of the model over the same parameters and buffers. It is made again when a module holds
+    something else than before: another part, another setting. A change inside of what a module holds (an entry of a
+    dict) is not seen, nor is a module that a lambda refers to copied.
     """
 
     rank, ranks = 0, 1  # of MPI, see `Ranks`: here there is one
 
     def __init__(self, model, loss, workers=None, micro_batches=1):
-        if workers is not None and workers > 1:
-            check_split(model)
         self.model, self.loss, self.workers, self.micro_batches = model, loss, workers, micro_batches
-        self.pool, self.shards, self.totals, self._blas = Pool(1), [Shard(model, loss)], [], None
+        self.pool, self.shards, self.totals = Pool(1), [Shard(model, loss)], []
+        self.check_split()
 
     def __enter__(self):
         """Begin training; other kinds of workers start here and end in ``__exit__``."""
         return self
 
     def __exit__(self, *error):
-        pass
+        self.pool.end()
+        self.pool, self.shards, self.totals = Pool(1), self.shards[:1], []
+
+    def check_split(self):
+        """Raise `ConfigError` if the batch is to be split and must not be."""
+        workers = max(self.workers or 1, self.ranks)
+        if workers > 1 or self.micro_batches > 1:
+            check_split(self.shards[0], workers)
 
     def gradients(self, inputs, targets, *, first=0, whole=None):
         """Forward and backward of a batch. Adds to the gradients of the parameters and returns the loss.
@@ -70,8 +84,10 @@ class Shards:
         whole : dict, optional
             What `divisor` returned for the targets of that larger batch.
         """
+        check_targets(self.loss, targets)
         if not self.shards[0].is_current():
             self.shards, self.totals = [Shard(self.model, self.loss)], []
+            self.check_split()
         workers = self.number_of_shards(inputs, targets)
         pieces = split_batch(inputs, targets, workers * self.micro_batches)
         if whole is None:
@@ -82,20 +98,21 @@ class Shards:
 
         def work(i):
             own = pieces[len(pieces) * i // workers : len(pieces) * (i + 1) // workers]
-            return sum(piece_gradients(shards[i], piece, counters, first, whole) for piece in own)
+            return sum([piece_gradients(shards[i], piece, counters, first, whole) for piece in own])
 
-        with self.one_blas_thread(workers):
+        with one_blas_thread() if workers > 1 else contextlib.nullcontext():
             loss = sum(self.pool.map(work, range(workers)))
         if workers > 1:
-            self.collect()
+            self.collect(shards)
         return loss
 
     def prepare(self, workers):
         """The twins for `workers` threads, up to date with the model."""
         if workers > self.pool.workers:
+            self.pool.end()
             self.pool = Pool(workers)
         if not self.totals:
-            self.totals = [GradientSum() for _ in self.shards[0].parameters]
+            self.totals = [GradientSum(parameter) for parameter in self.shards[0].parameters]
         while len(self.shards) <= workers:
             self.shards.append(self.shards[0].twin(len(self.shards) - 1, self.totals))
         for total in self.totals:
@@ -104,19 +121,22 @@ class Shards:
             shard.follow(self.shards[0])
         return self.shards[1 : workers + 1]
 
-    def collect(self):
-        """Give the model the sums of the gradients, and the counters of the random numbers."""
+    def collect(self, shards):
+        """Give the model the sums of the gradients of `shards`, and the counters of the random numbers."""
+        for shard in shards:
+            shard.check_buffers(self.shards[0].buffers())
         for parameter, total in zip(self.shards[0].parameters, self.totals, strict=True):
-            gradient = total.end()
-            if gradient is not None:
-                parameter.add_grad(gradient)
-        for module, twin in zip(self.shards[0].dropouts, self.shards[1].dropouts, strict=True):
+            parameter.grad = plus(parameter.grad, total.end())
+        for module, twin in zip(self.shards[0].dropouts, shards[0].dropouts, strict=True):
             module.counter = twin.counter
 
     def step(self, optimizer):
         """``optimizer.step()``, with the parameters shared out among the threads."""
-        with self.one_blas_thread(self.pool.workers):
-            optimizer.step(self.pool.map)
+        if self.pool.workers == 1:
+            optimizer.step()
+        else:
+            with one_blas_thread():
+                optimizer.step(self.pool.map)
 
     def agree(self, *flags):
         """`flags` as all ranks see them."""
@@ -142,10 +162,33 @@ class Shards:
             return 1
         return available_cores() if can_split(self.shards[0], inputs, targets) else 1
 
-    def one_blas_thread(self, workers):
-        """A context in which the BLAS uses one thread, if there are several of ours."""
-        if workers == 1:
-            return contextlib.nullcontext()
-        if self._blas is None:
-            self._blas = ThreadpoolController()
-        return self._blas.limit(limits=1, user_api="blas")
+
+def plus(total, gradient):
+    """``total + gradient``, in place, where None is none of them."""
+    if total is None or gradient is None:
+        return gradient if total is None else total
+    total += gradient
+    return total
+
+
+_blas = {"lock": threading.Lock(), "users": 0, "controller": None, "limit": None}
+
+
+@contextlib.contextmanager
+def one_blas_thread():
+    """A context in which the BLAS uses one thread, because there are several of ours.
+
+    The number is one of the process. So the first of several contexts at once sets it, and the last one puts it back.
+    """
+    with _blas["lock"]:
+        if _blas["users"] == 0:
+            _blas["controller"] = _blas["controller"] or ThreadpoolController()
+            _blas["limit"] = _blas["controller"].limit(limits=1, user_api="blas")
+        _blas["users"] += 1
+    try:
+        yield
+    finally:
+        with _blas["lock"]:
+            _blas["users"] -= 1
+            if _blas["users"] == 0:
+                _blas["limit"].restore_original_limits()

@@ -1,5 +1,6 @@
 """Processes over shared memory: the gradients of one process, and a clean end whatever happens."""
 
+import functools
 import os
 import runpy
 import signal
@@ -19,7 +20,7 @@ from numtrans.losses import CrossEntropyLoss, MSELoss
 from numtrans.module import Parameter
 from numtrans.optim import SGD, AdamW
 from numtrans.parallel import Processes, available_cores, make_workers
-from numtrans.parallel.forks import RemoteTraceback, SharedParameter
+from numtrans.parallel.forks import RemoteTraceback, write_gradient
 from numtrans.training import Trainer
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks are for Linux")
@@ -145,7 +146,8 @@ def test_a_gradient_is_written_into_shared_memory(rows):
     given = Parameter(np.zeros((3, 2)), "E")
     place, gradient = np.full((3, 2), 9.0), np.arange(6.0).reshape(3, 2)[: 3 if rows is None else 2]
     for _ in range(2):  # as in two steps
-        shared = SharedParameter(given, place)
+        shared = Parameter(given.data, "E")
+        shared.collect = functools.partial(write_gradient, shared, place)
         for parameter in (shared, given):
             parameter.grad = None
             parameter.add_grad(gradient.copy(), rows)

@@ -10,7 +10,7 @@ from numtrans.layers import BatchNorm, Dropout, Linear
 from numtrans.layers.dropout import keep_mask
 from numtrans.losses import CrossEntropyLoss, MSELoss
 from numtrans.models import BERT, GPT, BERTConfig, GPTConfig, Transformer, TransformerConfig
-from numtrans.module import Module
+from numtrans.module import Module, Parameter
 from numtrans.optim import SGD, AdamW
 from numtrans.parallel import Shards, available_cores, split_batch
 from numtrans.parallel.pool import Pool
@@ -173,16 +173,16 @@ def test_a_gradient_sum_is_in_the_order_of_the_shards(rows):
     for gradient in gradients.reshape(4, -1, 2):
         expected[slice(None) if rows is None else rows] += gradient
     for arrival in ([0, 1, 0, 1], [1, 0, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]):
-        total, given = GradientSum(), [0, 0]
+        total, given = GradientSum(Parameter(data)), [0, 0]
         total.begin(2)
         for shard in arrival:
-            total.add(shard, gradients[given[shard], shard].copy(), rows, data)
+            total.add(shard, gradients[given[shard], shard].copy(), rows)
             given[shard] += 1
         assert not total.early
         np.testing.assert_array_equal(total.end(), expected)
         assert total.end() is None
     total.begin(2)
-    total.add(1, gradients[0, 1], rows, data)  # shard 0 has none
+    total.add(1, gradients[0, 1], rows)  # shard 0 has none
     assert total.total is None
     np.testing.assert_array_equal(total.end()[slice(None) if rows is None else rows], gradients[0, 1])
 
