@@ -7,7 +7,8 @@ from numtrans.errors import ConfigError, DtypeError, IndexRangeError, ShapeError
 from numtrans.module import Module, Parameter
 from numtrans.reductions import rows
 
-ONE_HOT_LIMIT = 1 << 22  # entries; above it a sort beats the product with a one-hot matrix
+# rows of a table, above which a sort beats the product with a one-hot matrix; entries of that matrix, for the GPU
+ONE_HOT_LIMIT, DEVICE_ONE_HOT_LIMIT = 128, 1 << 22
 
 
 class Embedding(Module):
@@ -66,7 +67,7 @@ class Embedding(Module):
         dy, ids = rows(dy), ids.reshape(-1)                                 # (N, D), (N,)
         if self.scale != 1.0:
             dy = dy * self.scale
-        if get_xp(dy) is np and self.vocab_size * ids.size > ONE_HOT_LIMIT:
+        if get_xp(dy) is np and self.vocab_size > ONE_HOT_LIMIT:
             present, sums = segment_sums(dy, ids)
             self.E.add_grad(sums, present)                                  # only the rows that occur
         else:
@@ -101,7 +102,7 @@ def as_array(ids, owner, name="ids"):
 def sum_by_id(dy, ids, n):
     """Rows of `dy` (N, D) summed by their id: row ``v`` of the (n, D) result is the sum of ``dy[ids == v]``."""
     xp = get_xp(dy, ids)
-    if n * ids.size <= ONE_HOT_LIMIT:
+    if n <= ONE_HOT_LIMIT or (xp is not np and n * ids.size <= DEVICE_ONE_HOT_LIMIT):
         one_hot = (ids[:, None] == xp.arange(n)).astype(dy.dtype)           # (N, V)
         return one_hot.T @ dy
     total = xp.zeros((n, dy.shape[1]), dy.dtype)

@@ -395,6 +395,7 @@ def test_cached_steps_with_a_memory(cupy):
 
 def test_many_ids_are_summed_by_scatter_addition(cupy, monkeypatch):
     monkeypatch.setattr(sys.modules["numtrans.layers.embedding"], "ONE_HOT_LIMIT", 0)
+    monkeypatch.setattr(sys.modules["numtrans.layers.embedding"], "DEVICE_ONE_HOT_LIMIT", 0)
     run_both(lambda: layers.Embedding(V, D, rng=rng()), (IDS,))
 
 
