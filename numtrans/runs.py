@@ -462,7 +462,8 @@ def train_run(run, task, out, *, resume=False, overwrite=False, **parallel):
         trainer.resume()
         if s["steps"] < trainer.step:
             raise ConfigError(f"the run in {out} is at step {trainer.step} already; --steps {s['steps']} is fewer")
-    else:
+    trainer.agree(s["steps"], settings={name: s[name] for name in DEFAULTS if name in s})  # before a file is changed
+    if not resume:
         trainer.start()
     if writes and not resume:
         (Path(out) / WEIGHTS).unlink(missing_ok=True)  # those of a run that is overwritten

@@ -10,6 +10,7 @@ import math
 import numbers
 import signal
 import threading
+import zlib
 from pathlib import Path
 
 from tqdm import tqdm
@@ -184,6 +185,7 @@ class Trainer:
         show = self.progress and self.shards.rank == 0
         bar = tqdm(total=steps, initial=self.step, unit="step", disable=None if show else True)
         with self.shards, bar, _CtrlC() as ctrl_c:
+            self.agree(steps)
             _, self.stopped_early = self.shards.agree(False, self._patience_is_over())
             while self.step < steps and not self.interrupted and not self.stopped_early:
                 step = self.step + 1
@@ -213,6 +215,21 @@ class Trainer:
                     self._check_finite(self.step, measured[0], measured[2])
                 self.save()
         return self.history
+
+    def agree(self, steps, **settings):
+        """Raise `WorkerError` unless all ranks of MPI would train alike until `steps`; `settings` are compared, too."""
+        if self.shards.ranks == 1:
+            return
+        rates = self.schedule and [self.schedule(step) for step in (self.step + 1, (self.step + steps) // 2, steps)]
+        state = self.optimizer.state_dict()
+        self.shards.agree_on({
+            **settings, "step": self.step, "steps": steps, "save_every": self.save_every, "patience": self.patience,
+            "evaluate_every": self.evaluate_every, "log_every": self.log_every, "max_grad_norm": self.max_grad_norm,
+            "schedule": rates, "optimizer": state["settings"], "the loss": _plain(self.loss),
+            "the layers": _plain(self.model),
+            "the state of the optimizer": [(name, zlib.crc32(array)) for name, array in state["arrays"].items()],
+        })  # fmt: skip
+        self.shards.compare("at the start")
 
     def start(self):
         """Begin the files of a new run, unless one has begun; `fit` does it, too.
@@ -394,6 +411,15 @@ class Trainer:
         if path is None and self.folder is None:
             raise ConfigError("Trainer: needs a path, or the argument out")
         return self.folder / CHECKPOINT if path is None else Path(path)
+
+
+def _plain(module):
+    """The settings of `module` and its parts: what they hold that is a number, a text or None, and no counter."""
+    kinds = (int, float, str, type(None))
+    return [
+        (type(part).__name__, {k: v for k, v in vars(part).items() if isinstance(v, kinds) and k != "counter"})
+        for part in module.modules()
+    ]
 
 
 class _CtrlC:

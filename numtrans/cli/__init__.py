@@ -10,6 +10,7 @@ import sys
 from numtrans import __version__
 from numtrans.cli import bench, check, course, demo, evaluate, inspecting, pretrained, train, write
 from numtrans.errors import NumtransError
+from numtrans.parallel.mpi import check_alone
 
 # files, in the order of the help
 COMMANDS = (demo, train, write, evaluate, pretrained, check, inspecting, course, bench)
@@ -22,6 +23,8 @@ def main(argv=None):
             stream.reconfigure(errors="backslashreplace")
     arguments = parser().parse_args(argv)
     try:
+        if arguments.run is not train.run_train:
+            check_alone(arguments.command)
         return arguments.run(arguments) or 0
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -45,13 +45,16 @@ class Ranks(Shards):
     Raises
     ------
     ConfigError
-        If a part of the model needs the whole batch (`BatchNorm`), the model is on the GPU, or Python was not started
-        as ``python -m mpi4py``, which ends all ranks when one fails: the others would wait for it forever.
+        If `comm` is none, a part of the model needs the whole batch (`BatchNorm`), the model is on the GPU, or Python
+        was not started as ``python -m mpi4py``, which ends all ranks when one fails: the others would wait for it
+        forever.
     WorkerError
         If the ranks do not hold the same parameters, or do not see the same batch.
     """
 
     def __init__(self, comm, model, loss, workers=None, micro_batches=1):
+        if not comm or not hasattr(comm, "size") or getattr(comm, "is_inter", False):
+            raise ConfigError(f"Ranks: comm is {comm!r}, expected one of mpi4py such as MPI.COMM_WORLD")
         self.comm, self.rank, self.ranks = comm, comm.rank, comm.size
         super().__init__(model, loss, workers or 1, micro_batches)
         if comm.size > 1 and "mpi4py.run" not in sys.modules:
@@ -120,15 +123,30 @@ class Ranks(Shards):
 
     def compare(self, when=""):
         """Raise `WorkerError` unless parameters, buffers, keys and counters are the same, bit for bit, on all ranks."""
-        own = np.frombuffer(_digest(self.model), np.uint8)
-        digests = np.empty((self.ranks, own.size), np.uint8)
-        self.comm.Allgather(own, digests)
-        others = [rank for rank in range(self.ranks) if (digests[rank] != digests[0]).any()]
-        if others:
+        if others := self._unlike(_digest(self.model)):
             raise WorkerError(
                 f"the model of rank {', '.join(map(str, others))} is not that of rank 0 {when}: all ranks need "
                 "the same seed, the same files, the same NumPy and the same kind of processor"
             )
+
+    def agree_on(self, settings):
+        """Raise `WorkerError` unless `settings`, a dict whose names are the same on all ranks, are so, too.
+
+        Ranks that do not agree when to save or to stop would wait for each other forever.
+        """
+        for name, value in settings.items():
+            if others := self._unlike(hashlib.blake2b(repr(value).encode(), digest_size=16).digest()):
+                ranks, here = ", ".join(map(str, others)), repr(value)[:80]
+                raise WorkerError(
+                    f"rank {ranks} has other settings than rank 0, in {name} (here {here}); "
+                    "start all ranks with the same command, the same program and the same files"
+                )
+
+    def _unlike(self, digest):
+        """The ranks whose `digest`, some bytes, is not that of rank 0."""
+        digests = np.empty((self.ranks, len(digest)), np.uint8)
+        self.comm.Allgather(np.frombuffer(digest, np.uint8), digests)
+        return [rank for rank in range(self.ranks) if (digests[rank] != digests[0]).any()]
 
     def _sum_all(self, arrays):
         """Put the sum over the ranks in place of each array."""
@@ -151,6 +169,21 @@ class Ranks(Shards):
         self.comm.Allreduce(MPI.IN_PLACE, array)
 
 
+def processes_started():
+    """Number of processes like this one that mpirun has started; 1 without it."""
+    given = [os.environ.get(name, "") for name in SIZES]
+    return max([1, *(int(text) for text in given if text.isdecimal())])
+
+
+def check_alone(command):
+    """Raise `ConfigError` if mpirun has started several processes for a `command` that does not share its work."""
+    if (started := processes_started()) > 1:
+        raise ConfigError(
+            f"numtrans {command}: mpirun started {started} processes, which would all do the same and write the same "
+            "files. Of the commands only train shares its work; run this one without mpirun"
+        )
+
+
 def world():
     """``MPI.COMM_WORLD`` if mpirun has started several processes like this one, else None.
 
@@ -161,7 +194,7 @@ def world():
     ConfigError
         If mpirun has started several processes and they are not run by mpi4py: each would train by itself.
     """
-    started = max(int(os.environ.get(name) or 1) for name in SIZES)
+    started = processes_started()
     if "mpi4py.run" in sys.modules:
         try:
             from mpi4py import MPI

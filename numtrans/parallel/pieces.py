@@ -122,8 +122,8 @@ def check_split(shard, workers):
     if names:
         raise ConfigError(
             f"{type(shard.model).__name__}: {', '.join(names)} needs the whole batch at once (statistics over the "
-            "batch, or random numbers without a place in it), which would be split; train with workers=1 and "
-            "micro_batches=1"
+            "batch, or random numbers without a place in it), which would be split; train with workers=1, "
+            "micro_batches=1 and one rank"
         )
 
 

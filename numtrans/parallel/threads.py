@@ -145,6 +145,9 @@ class Shards:
     def compare(self, when=""):
         """See that all ranks hold the same parameters."""
 
+    def agree_on(self, settings):
+        """See that all ranks have the same settings."""
+
     def clear(self):
         """Drop what forwards have saved."""
         for shard in self.shards:

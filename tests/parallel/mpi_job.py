@@ -46,12 +46,12 @@ class Batches:
         return ids, targets
 
 
-def make_trainer(comm=None, seed=0, **options):
+def make_trainer(comm=None, seed=0, smoothing=0.1, lr=1e-2, dropout=0.3, **options):
     """A trainer of a small GPT in float64, with dropout and a frozen parameter."""
-    config = GPTConfig(17, max_len=6, d_model=8, num_heads=2, num_layers=2, dropout=0.3)
+    config = GPTConfig(17, max_len=6, d_model=8, num_heads=2, num_layers=2, dropout=dropout)
     model = GPT(config, rng=np.random.default_rng(seed)).astype(np.float64)
     model.layers.layers[0].feedforward.sublayer.linear1.b.requires_grad = False
-    loss, optimizer = CrossEntropyLoss(label_smoothing=0.1), AdamW(model.parameters(), lr=1e-2)
+    loss, optimizer = CrossEntropyLoss(label_smoothing=smoothing), AdamW(model.parameters(), lr=lr)
     return Trainer(model, loss, optimizer, comm=comm, log_every=1, progress=False, **options)
 
 
@@ -117,6 +117,17 @@ def checks(comm, folder):
     found["nan"] = error_of(trainer.fit, Batches(), 3)
     found["other batch"] = error_of(make_trainer(comm).fit, Batches(seed=int(comm.rank == 2)), 3)
     found["other seed"] = error_of(make_trainer(comm, seed=int(comm.rank == 2)).fit, Batches(), 3)
+    # 7. settings that would end in a wait forever, or in a sum of unlike gradients
+    one = int(comm.rank == 1)
+    unlike = {
+        "other steps": (make_trainer(comm), 5 + one),
+        "other saves": (make_trainer(comm, save_every=2 + one), 6),
+        "other loss": (make_trainer(comm, smoothing=0.1 + one / 10), 6),
+        "other rate": (make_trainer(comm, lr=1e-2 * (1 + one)), 6),
+        "other dropout": (make_trainer(comm, dropout=0.3 + one / 10), 6),
+    }
+    for name, (trainer, steps) in unlike.items():
+        found[name] = error_of(trainer.fit, Batches(), steps)
     trainer = make_trainer(comm, save_every=2)
 
     def drift(step):

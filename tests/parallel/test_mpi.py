@@ -22,7 +22,7 @@ from numtrans.errors import ConfigError
 from numtrans.layers import BatchNorm, Linear
 from numtrans.losses import CrossEntropyLoss, MSELoss
 from numtrans.parallel import Ranks, make_workers
-from numtrans.parallel.mpi import world
+from numtrans.parallel.mpi import processes_started, world
 
 RANKS = 4
 FREE = {  # Open MPI counts cores and asks who runs it
@@ -110,6 +110,11 @@ def test_only_rank_0_evaluates_and_its_patience_ends_all(job):
         ("nan", r"NonFiniteError: Trainer: at step 1 the loss is nan"),
         ("other batch", r"WorkerError: rank \d: its batch is not that of the other ranks"),
         ("other seed", r"WorkerError: the model of rank 2 is not that of rank 0 at the start"),
+        ("other steps", r"WorkerError: rank 1 has other settings than rank 0, in steps \(here [56]\)"),
+        ("other saves", r"WorkerError: rank 1 has other settings than rank 0, in save_every \(here [23]\)"),
+        ("other loss", r"WorkerError: rank 1 has other settings than rank 0, in the loss"),
+        ("other rate", r"WorkerError: rank 1 has other settings than rank 0, in optimizer"),
+        ("other dropout", r"WorkerError: rank 1 has other settings than rank 0, in the layers"),
         ("other parameters", r"WorkerError: the model of rank 1 is not that of rank 0 at step 2"),
     ],
 )
@@ -145,7 +150,42 @@ def test_the_command_trains_as_one_process_and_resumes(tmp_path):
     assert "already holds a run" in refused.stderr
 
 
+def test_a_run_is_not_touched_before_the_ranks_agree(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("To be, or not to be, that is the question. " * 20, encoding="utf-8")
+    train = ["train", "--task", "text", "--text", str(text), "--layers", "1", "--d-model", "16", "--heads", "2",
+             "--block", "16", "--batch", "5", "--steps", "2", "--out", str(tmp_path / "run")]  # fmt: skip
+    assert cli.main(train) == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    for option, first in (("--batch", 3), ("--seed", 0), ("--label-smoothing", 0)):
+        script = tmp_path / "unlike.py"  # its ranks are given other settings
+        arguments = [*train, "--overwrite", option]
+        script.write_text(
+            "import sys\nfrom mpi4py import MPI\nfrom numtrans.cli import main\n"
+            f"sys.exit(main({arguments!r} + [str({first} + MPI.COMM_WORLD.rank)]))"
+        )
+        result = mpirun(2, script)
+        assert result.returncode != 0
+        assert "rank 1" in result.stderr
+        assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
 # ---- without MPI
+
+
+def test_commands_that_do_not_share_their_work_are_refused_under_mpirun(monkeypatch, capsys):
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert cli.main(["demo"]) == 2
+    assert "numtrans demo: mpirun started 2 processes" in capsys.readouterr().err
+    monkeypatch.setenv("PMI_SIZE", "abc")  # of something else
+    assert processes_started() == 1
+
+
+def test_what_is_no_communicator_is_refused():
+    model, loss = Linear(2, 2), MSELoss()
+    for comm in ("world", SimpleNamespace(size=2, rank=0, is_inter=True)):
+        with pytest.raises(ConfigError, match=r"Ranks: comm is .*, expected one of mpi4py"):
+            make_workers(model, loss, comm=comm)
 
 
 def test_a_plain_command_does_not_load_mpi4py(monkeypatch):
