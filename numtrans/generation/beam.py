@@ -5,10 +5,11 @@ Shapes: ``B`` rows, ``K`` beams, ``T`` tokens of a prompt, ``V`` vocabulary.
 
 import numpy as np
 
+from numtrans.checks import check_count, is_number
 from numtrans.errors import ConfigError
 from numtrans.generation.continuation import Continuation, output_size
 from numtrans.generation.prompts import read_prompts
-from numtrans.generation.sampling import check_count, check_tokens, is_number
+from numtrans.generation.sampling import check_tokens
 from numtrans.layers.softmax import log_softmax
 
 LARGEST_EXPONENT = 700  # of e in float64, with some room

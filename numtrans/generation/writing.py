@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from numtrans.checks import check_count
 from numtrans.errors import ConfigError, ShapeError
 from numtrans.generation.beam import beam_search
 from numtrans.generation.continuation import Continuation, output_size
 from numtrans.generation.prompts import even, read_prompts
 from numtrans.generation.sampling import (
-    check_count,
     check_sampling,
     check_tokens,
     draw,
