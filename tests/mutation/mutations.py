@@ -265,8 +265,12 @@ MUTATIONS = [
     Mutation("attention-rows-overwrite", HEADS, "total[:, :, :n] += a @ b", "total[:, :, :n] = a @ b",
              "keys keep the gradient of the first block of queries only"),
     # ---- attention in tiles
-    Mutation("tiles-reference-not-moved", TILES, "if not started or S.max() > HEADROOM:", "if not started:",
+    Mutation("tiles-reference-not-moved", TILES, "if not started or not S.max() <= headroom:", "if not started:",
              "scores of a later tile that lie far above the reference overflow"),
+    Mutation("tiles-reference-float16", TILES, "HEADROOM_FLOAT16 = 20.0, 0.0", "HEADROOM_FLOAT16 = 20.0, 20.0",
+             "in float16 e^20 overflows", components=()),
+    Mutation("tiles-reference-nan", TILES, "not S.max() <= headroom", "S.max() > headroom",
+             "scores beside a NaN overflow", components=()),
     Mutation("tiles-sum-not-rescaled", TILES, "l[r] *= shrink", "l[r] *= 1",
              "sum of weights not taken to the new reference"),
     Mutation("tiles-output-not-rescaled", TILES, "o[r] *= shrink", "o[r] *= 1",
