@@ -16,7 +16,7 @@ from numtrans.models.counts import SHAW_ROWS, architecture, as_config, attention
 
 # what an activation saves for its backward: arrays of floats, arrays of booleans, and whether its output is among them
 _SAVED = {
-    "relu": (0, 1, False), "gelu": (1, 0, False), "gelu_tanh": (1, 0, False), "silu": (2, 0, True),
+    "relu": (0, 1, False), "gelu": (1, 0, False), "gelu_tanh": (1, 0, False), "silu": (1, 0, False),
     "sigmoid": (1, 0, True), "tanh": (1, 0, True), "identity": (0, 0, False),
 }  # fmt: skip
 
