@@ -131,7 +131,7 @@ def set_forward_state(state):
 
 
 def drop_transient(module):
-    """Forget the arrays that parts of `module` keep for a look."""
+    """Forget the arrays that parts of `module` keep for a look; a forward that waits for its backward stays."""
     for part in module.modules():
         for name in part.transient:
             setattr(part, name, None)
