@@ -872,6 +872,8 @@ MUTATIONS = [
     Mutation("recompute-grad-off", RECOMPUTE, "with enable_grad():",
              "with enable_grad() if grad_enabled() else no_grad():", "backward inside no_grad saves nothing for itself",
              components=()),
+    Mutation("recompute-cache", RECOMPUTE, "if any(is_cache(x) for x", "if all(is_cache(x) for x",
+             "a cache with gradients on is taken, and written into twice", components=()),
     Mutation("recompute-transient", RECOMPUTE, "        drop_transient(self.module)\n        self.save",
              "        self.save", "attention weights of all layers stay until the end", components=()),
     Mutation("recompute-names", RECOMPUTE, "yield from self.module.named_modules(prefix, seen)",
