@@ -24,6 +24,12 @@ def check_count(owner, name, value, least=1):
         raise ConfigError(f"{owner}: {name} is {value!r}, expected an integer of at least {least}")
 
 
+def check_sizes(module, **sizes):
+    """Raise `ConfigError` unless each of `sizes`, arguments of the constructor of `module`, is an integer above 0."""
+    for name, value in sizes.items():
+        check_count(type(module).__name__, name, value)
+
+
 def check_number(owner, name, value, expected, fits):
     """Raise `ConfigError` unless `value` is a finite number that `fits`, a function, which `expected` says in words."""
     if not is_number(value) or not math.isfinite(value) or not fits(value):
