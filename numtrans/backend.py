@@ -8,7 +8,7 @@ import importlib
 
 import numpy as np
 
-from numtrans.errors import BackendError, MixedBackendError
+from numtrans.errors import BackendError, DtypeError, MixedBackendError
 
 _loaded, _NUMPY_ONLY = {"numpy": np}, {np.ndarray}
 
@@ -111,6 +111,8 @@ def erf(x):
     """The error function, elementwise, on either backend."""
     if backend_name(x) == "cupy":
         return importlib.import_module("cupyx.scipy.special").erf(x)
+    if x.dtype.char in "gG":
+        raise DtypeError(f"erf, of GELU: input has dtype {x.dtype}, expected float16 to float64: SciPy has no other")
     from scipy.special import erf as scipy_erf  # imported on use: scipy.special doubles the time of the import
 
     return scipy_erf(x).astype(x.dtype, copy=False)  # of float16 it is float32 or float64

@@ -3,6 +3,7 @@
 Shapes: ``B`` batch, ``T`` tokens (``Tt`` of the target, ``Ts`` of the memory), ``D`` = d_model.
 """
 
+from numtrans.checks import check_sizes
 from numtrans.errors import ConfigError
 from numtrans.layers.feedforward import make_feedforward
 from numtrans.layers.kv_cache import StackCache
@@ -167,6 +168,7 @@ class Encoder(Module):
     def __init__(self, num_layers, d_model, num_heads, d_ff, *, norm_placement="post", norm="layer", norm_eps=None,
                  position=None, causal=False, rng=None, **layer_options):  # fmt: skip
         super().__init__()
+        check_sizes(self, num_layers=num_layers, d_model=d_model, num_heads=num_heads)
         positions = stack_positions(position, num_layers, d_model, num_heads, bidirectional=not causal, rng=rng)
         self.layers = [
             EncoderLayer(
@@ -208,6 +210,7 @@ class Decoder(Module):
     def __init__(self, num_layers, d_model, num_heads, d_ff, *, norm_placement="post", norm="layer", norm_eps=None,
                  position=None, rng=None, **layer_options):  # fmt: skip
         super().__init__()
+        check_sizes(self, num_layers=num_layers, d_model=d_model, num_heads=num_heads)
         positions = stack_positions(position, num_layers, d_model, num_heads, bidirectional=False, rng=rng)
         self.layers = [
             DecoderLayer(
@@ -264,8 +267,6 @@ def claim(cache, stack):
 
 def stack_positions(name, num_layers, d_model, num_heads, *, bidirectional, rng):
     """One position module for each layer: the same one, or for Shaw's one with tables of its own."""
-    if num_layers < 1:
-        raise ConfigError(f"a stack of {num_layers} layers, expected at least 1")
     if isinstance(name, Module):
         return [name] * num_layers
 

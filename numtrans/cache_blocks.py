@@ -10,7 +10,7 @@ def in_blocks(written, read=()):
 
     A computation of several passes over a large array reads and writes main memory in every pass; over one piece after
     another it does so once. On the GPU, or if an array of `written` is not laid out row by row, the one piece is the
-    whole.
+    whole. A piece of arrays without axes has one, as an operation on such arrays returns a number, not an array.
 
     Parameters
     ----------
@@ -21,7 +21,7 @@ def in_blocks(written, read=()):
     """
     xp, small = get_xp(*written, *read), written[0].size <= BLOCK
     if small or xp.__name__ != "numpy" or not all(array.flags.c_contiguous for array in written):
-        yield *written, *read
+        yield [array[None] if array.ndim == 0 else array for array in (*written, *read)]
         return
     flat = [array.reshape(-1) for array in (*written, *read)]
     for start in range(0, flat[0].size, BLOCK):

@@ -9,6 +9,7 @@ device. Call ``float(loss)`` when you want to see it.
 import warnings
 
 from numtrans.backend import backend_name, get_xp
+from numtrans.checks import check_number
 from numtrans.errors import ConfigError, DtypeError, IndexRangeError, ShapeError
 from numtrans.module import Module
 from numtrans.reductions import mean_last, rows, sum_last
@@ -71,8 +72,7 @@ class CrossEntropyLoss(Module):
     def __init__(self, ignore_index=-100, label_smoothing=0.0, reduction="mean"):
         super().__init__()
         _check_reduction(self, reduction)
-        if not 0.0 <= label_smoothing < 1.0:
-            raise ConfigError(f"CrossEntropyLoss: label_smoothing is {label_smoothing}, expected 0 <= value < 1")
+        check_number(type(self).__name__, "label_smoothing", label_smoothing, "0 <= value < 1", lambda e: 0 <= e < 1)
         self.ignore_index, self.label_smoothing, self.reduction = ignore_index, label_smoothing, reduction
 
     def forward(self, logits, targets, normalizer=None):
@@ -90,8 +90,8 @@ class CrossEntropyLoss(Module):
         -------
         scalar of the dtype of `logits`, or an array (...) for reduction ``"none"``
         """
-        xp = get_xp(logits, targets)
         self._check(logits, targets)
+        xp = get_xp(logits, targets)
         eps = self.label_smoothing
         z, t = rows(logits), targets.reshape(-1)  # (N, V), (N,)
         counts = t != self.ignore_index  # (N,) bool
@@ -148,7 +148,7 @@ class CrossEntropyLoss(Module):
             _refuse_normalizer(self, normalizer)
             return None
         if normalizer is not None:
-            return _at_least_one(self, xp, normalizer)
+            return _not_zero(self, xp, normalizer)
         count = counts.sum()
         if xp.__name__ == "numpy" and count == 0:
             warnings.warn("CrossEntropyLoss: every target is ignored; loss and gradient are 0", stacklevel=4)
@@ -156,6 +156,8 @@ class CrossEntropyLoss(Module):
 
     def _check(self, logits, targets):
         self.check_floating("logits", logits)
+        if not hasattr(targets, "dtype"):
+            raise DtypeError(f"CrossEntropyLoss: targets must be a numpy or cupy array, got {type(targets).__name__}")
         if targets.dtype.kind not in "iu":
             raise DtypeError(f"CrossEntropyLoss: targets have dtype {targets.dtype}, expected integers (class indices)")
         if logits.ndim == 0 or logits.shape[-1] == 0 or targets.shape != logits.shape[:-1]:
@@ -201,9 +203,9 @@ class MSELoss(Module):
 
     def forward(self, prediction, targets, normalizer=None):
         """The loss of `prediction` (...) for `targets` (...); `normalizer` as in `CrossEntropyLoss`."""
-        xp = get_xp(prediction, targets)
         self.check_floating("prediction", prediction)
         self.check_floating("targets", targets, like=prediction)
+        xp = get_xp(prediction, targets)
         if prediction.shape != targets.shape:
             raise ShapeError(
                 f"MSELoss: targets have shape {tuple(targets.shape)}, expected that of the prediction, "
@@ -215,7 +217,7 @@ class MSELoss(Module):
         # 2. reduce
         divisor = None
         if self.reduction == "mean":
-            divisor = _at_least_one(self, xp, targets.size if normalizer is None else normalizer)
+            divisor = _not_zero(self, xp, targets.size if normalizer is None else normalizer)
         else:
             _refuse_normalizer(self, normalizer)
         self.save(difference, divisor, targets.shape)
@@ -251,13 +253,13 @@ def _refuse_normalizer(loss, normalizer):
         raise ConfigError(f"{type(loss).__name__}: normalizer is for reduction 'mean', got {loss.reduction!r}")
 
 
-def _at_least_one(loss, xp, normalizer):
-    """`normalizer`, or 1 if it is 0: the mean over nothing is 0."""
-    if hasattr(normalizer, "dtype"):
-        return xp.maximum(normalizer, 1)
-    if normalizer < 0:
-        raise ConfigError(f"{type(loss).__name__}: normalizer is {normalizer}, expected 0 or more")
-    return normalizer or 1
+def _not_zero(loss, xp, normalizer):
+    """`normalizer`, or 1 if it is 0: the mean over nothing is 0. One on the GPU is not looked at."""
+    if hasattr(normalizer, "dtype") and backend_name(normalizer) == "cupy":
+        return xp.where(normalizer == 0, 1, normalizer)
+    number = normalizer.item() if getattr(normalizer, "ndim", None) == 0 else normalizer
+    check_number(type(loss).__name__, "normalizer", number, "a number of 0 or more", lambda n: n >= 0)
+    return number or 1
 
 
 def _flat_dy(loss, dy, shape):

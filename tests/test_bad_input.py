@@ -16,11 +16,13 @@ from numtrans.blocks import Decoder, DecoderLayer, Encoder, EncoderLayer
 from numtrans.errors import BackwardError, ConfigError, DtypeError, IndexRangeError, ShapeError, StateDictError
 from numtrans.layers import (
     GELU,
+    ALiBi,
     BatchNorm,
     Dropout,
     Embedding,
     FeedForward,
     GatedFeedForward,
+    KVCache,
     LayerNorm,
     LearnedPositionalEncoding,
     Linear,
@@ -31,10 +33,12 @@ from numtrans.layers import (
     RMSNorm,
     RotaryPositionalEncoding,
     ScaledDotProductAttention,
+    ShawRelativePosition,
     Sigmoid,
     SiLU,
     SinusoidalPositionalEncoding,
     Softmax,
+    T5RelativeBias,
     Tanh,
     TiedLinear,
 )
@@ -240,15 +244,62 @@ def test_models_backward_first_twice_and_of_a_wrong_shape(make, inputs):
     ((10, 4), r"d_model=10 is not divisible by num_heads=4"),
     ((8, 4, 3), r"num_heads=4 is not divisible by num_kv_heads=3"),
     ((8, 2, 4), r"num_heads=2 is not divisible by num_kv_heads=4"),
-    ((8, 0), r"num_heads=0.*expected at least 1"),
-    ((8, 2, 0), r"num_kv_heads=0.*expected at least 1"),
-    ((8, -2), r"num_heads=-2.*expected at least 1"),
+    ((8, 0), r"num_heads is 0, expected an integer"),
+    ((8, 2, 0), r"num_kv_heads is 0, expected an integer"),
+    ((8, -2), r"num_heads is -2, expected an integer"),
 ])  # fmt: skip
 def test_heads_that_do_not_divide(arguments, message):
     with pytest.raises(ConfigError, match="MultiHeadAttention: .*" + message):
         MultiHeadAttention(*arguments)
     with pytest.raises(ConfigError):
         EncoderLayer(arguments[0], arguments[1], 16, num_kv_heads=arguments[2] if len(arguments) > 2 else None)
+
+
+SIZES = {
+    "Linear": (Linear, {"d_in": 3, "d_out": 4}),
+    "Embedding": (Embedding, {"vocab_size": 3, "d_model": 4}),
+    "LayerNorm": (LayerNorm, {"d_model": 4}),
+    "RMSNorm": (RMSNorm, {"d_model": 4}),
+    "BatchNorm": (BatchNorm, {"d_model": 4}),
+    "MultiHeadAttention": (MultiHeadAttention, {"d_model": 4, "num_heads": 2, "num_kv_heads": 1, "d_kv": 3, "d_v": 5}),
+    "FeedForward": (FeedForward, {"d_model": 4, "d_ff": 6}),
+    "GatedFeedForward": (GatedFeedForward, {"d_model": 4, "d_ff": 6}),
+    "LearnedPositionalEncoding": (LearnedPositionalEncoding, {"max_len": 5, "d_model": 4}),
+    "SinusoidalPositionalEncoding": (SinusoidalPositionalEncoding, {"d_model": 4, "max_len": 5}),
+    "RotaryPositionalEncoding": (RotaryPositionalEncoding, {"d_head": 4, "max_len": 5}),
+    "ShawRelativePosition": (ShawRelativePosition, {"d_head": 4, "max_distance": 5}),
+    "T5RelativeBias": (T5RelativeBias, {"num_heads": 2, "num_buckets": 8, "max_distance": 9}),
+    "ALiBi": (ALiBi, {"num_heads": 2}),
+    "KVCache": (KVCache, {"capacity": 3}),
+    "Encoder": (Encoder, {"num_layers": 1, "d_model": 4, "num_heads": 2, "d_ff": 6}),
+    "Decoder": (Decoder, {"num_layers": 1, "d_model": 4, "num_heads": 2, "d_ff": 6}),
+}
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, 4.0, "a", True])
+@pytest.mark.parametrize("owner", SIZES)
+def test_sizes_that_are_no_counts(owner, wrong):
+    cls, sizes = SIZES[owner]
+    cls(**{name: np.int64(size) for name, size in sizes.items()})
+    for name in sizes:
+        with pytest.raises(ConfigError, match=rf"\w+: {name} is {wrong!r}, expected an integer of") as caught:
+            cls(**sizes | {name: wrong})
+        assert str(caught.value).startswith(f"{owner}: ") or (owner.endswith("coder") and name == "d_ff")
+
+
+@pytest.mark.parametrize("eps", [-1e-5, "a", None, float("nan"), float("inf"), True])
+@pytest.mark.parametrize("norm", [LayerNorm, RMSNorm, BatchNorm])
+def test_wrong_eps(norm, eps):
+    with pytest.raises(ConfigError, match=f"{norm.__name__}: eps is {eps!r}, expected 0 or more"):
+        norm(4, eps=eps)
+
+
+@pytest.mark.parametrize("wrong", ["a", None, float("nan"), True])
+def test_shares_that_are_no_numbers(wrong):
+    with pytest.raises(ConfigError, match=f"Dropout: p is {wrong!r}, expected 0 <= p < 1"):
+        Dropout(wrong)
+    with pytest.raises(ConfigError, match=f"BatchNorm: momentum is {wrong!r}, expected 0 <= momentum <= 1"):
+        BatchNorm(4, momentum=wrong)
 
 
 def test_heads_of_another_width_need_not_divide():
@@ -524,7 +575,7 @@ def test_no_dropout_may_be_written_as_a_whole_number(config):
 
 @pytest.mark.parametrize("make", [Encoder, Decoder])
 def test_a_stack_without_layers_or_with_unknown_positions(make):
-    with pytest.raises(ConfigError, match="a stack of 0 layers, expected at least 1"):
+    with pytest.raises(ConfigError, match=f"{make.__name__}: num_layers is 0, expected an integer of at least 1"):
         make(0, 4, 2, 6)
     with pytest.raises(ConfigError, match="unknown relative position 'learned', expected one of rope"):
         make(1, 4, 2, 6, position="learned")

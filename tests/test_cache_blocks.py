@@ -16,6 +16,15 @@ def test_all_values_are_met_once(shape, order):
     np.testing.assert_array_equal(written, read + 1)
 
 
+def test_an_array_without_axes_is_one_row():
+    """NumPy returns a number, not an array, for a formula of arrays without axes: it cannot be written into."""
+    written, read = np.zeros(()), np.array(2.0)
+    for out, x in in_blocks((written,), (read,)):
+        assert out.shape == x.shape == (1,)
+        out += x
+    assert written == 2
+
+
 def test_pieces_are_small():
     sizes = [out.size for (out,) in in_blocks((np.zeros((5, BLOCK // 2)),))]
     assert sizes == [BLOCK, BLOCK, BLOCK // 2]

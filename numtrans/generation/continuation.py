@@ -8,8 +8,9 @@ import contextlib
 import numpy as np
 
 from numtrans.backend import to_numpy
+from numtrans.checks import check_count
 from numtrans.errors import ConfigError
-from numtrans.generation.sampling import check_count, check_finite
+from numtrans.generation.sampling import check_finite
 from numtrans.module import no_grad
 
 

@@ -3,10 +3,11 @@
 Shapes: ``B`` rows, ``V`` vocabulary.
 """
 
-from numbers import Integral, Real
+from numbers import Integral
 
 import numpy as np
 
+from numtrans.checks import check_count, is_number
 from numtrans.errors import ConfigError, NonFiniteError, ShapeError
 
 
@@ -125,17 +126,6 @@ def check_sampling(owner, temperature=1.0, top_k=None, top_p=None, min_p=None, r
         raise ConfigError(f"{owner}: {name} is {value!r}, expected {expected}")
     if top_k is not None:
         check_count(owner, "top_k", top_k, 1)
-
-
-def is_number(value, kind=Real):
-    """Whether `value` is a number of this kind; True and False are none."""
-    return isinstance(value, kind) and not isinstance(value, (bool, np.bool_))
-
-
-def check_count(owner, name, value, least):
-    """Raise `ConfigError` unless `value` is an integer of at least `least`."""
-    if not is_number(value, Integral) or value < least:
-        raise ConfigError(f"{owner}: {name} is {value!r}, expected an integer of at least {least}")
 
 
 def check_finite(owner, logits):

@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from numtrans.checks import check_count
 from numtrans.errors import ConfigError, ShapeError
 from numtrans.generation.beam import beam_search
 from numtrans.generation.continuation import Continuation, output_size
 from numtrans.generation.prompts import even, read_prompts
 from numtrans.generation.sampling import (
-    check_count,
     check_sampling,
     check_tokens,
     draw,
@@ -16,6 +16,7 @@ from numtrans.generation.sampling import (
     probabilities,
     seen_tokens,
 )
+from numtrans.layers.recompute import drop_transient
 
 
 def translate(model, src, max_len, *, bos_id=1, eos_id=2, num_beams=1, length_penalty=1.0, cache=True):
@@ -155,7 +156,7 @@ def stream(
                     raise ConfigError(f"{owner}: decode returned {type(written).__name__}, expected a string")
                 ended[b] = any(end in written for end in stop)
             if ended.all() or n + 1 == max_new_tokens:
-                model.clear()
+                drop_transient(model)
             yield token
             if ended.all():
                 return

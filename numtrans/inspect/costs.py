@@ -206,7 +206,7 @@ def _pairs(a, stack, kind, tokens, batch):
     relative = True if own and a.position in ("shaw", "t5", "alibi") else None
     layer = ScaledDotProductAttention(a.dropout, own and stack.causal and not stack.cross, position=relative)
     pairs = sum((rows.stop - rows.start) * seen for rows, seen in layer.row_blocks(tokens, tokens))
-    tiles = layer.tile_size(batch * a.sizes["H"] * tokens**2)
+    tiles = layer.tile_size(batch, a.sizes["H"], tokens, tokens)
     return tiles, "H T^2" if pairs == tokens**2 else f"{pairs} H"
 
 

@@ -5,6 +5,7 @@ key, ``dv`` of a value.
 """
 
 from numtrans.backend import get_xp
+from numtrans.checks import check_number, is_count
 from numtrans.errors import ConfigError, ShapeError
 from numtrans.layers.blockwise_attention import Tiles, blockwise_attention_backward, blockwise_attention_forward
 from numtrans.layers.dropout import Dropout
@@ -15,7 +16,7 @@ from numtrans.module import Module
 from numtrans.reductions import dot_last
 
 ROWS = 64  # queries of a causal block; half of the scores of fewer are not worth another round of calls
-TILE, MANY_SCORES = 512, 1 << 24  # default of block_size, and the scores (64 MiB of float32) from which it is used
+TILE, MANY_SCORES = 512, 1 << 24  # default of block_size, used for more scores than MANY (64 MiB) and TILE^2 a head
 
 
 class ScaledDotProductAttention(Module):
@@ -52,10 +53,9 @@ class ScaledDotProductAttention(Module):
         Adds its term to the scores, and to the output if it has one (Shaw, T5, ALiBi).
     rng : numpy.random.Generator, optional
         Draws the key of the dropout mask.
-
     block_size : int, optional
-        Work in tiles of so many queries by as many keys, with memory linear in the tokens and `attention_weights` None;
-        see `numtrans.layers.blockwise_attention`. By default 512 above 2^24 scores (without `position`). 0: never.
+        Work in tiles of so many queries by as many keys (`numtrans.layers.blockwise_attention`): memory linear in the
+        tokens, no `attention_weights`, no `position`. By default 512 above 512^2 scores a head and 2^24; 0 for never.
 
     Attributes
     ----------
@@ -76,15 +76,14 @@ class ScaledDotProductAttention(Module):
 
     def __init__(self, dropout=0.0, causal=False, scale=None, *, window=None, position=None, block_size=None, rng=None):
         super().__init__()
-        if scale is not None and not scale > 0:
-            raise ConfigError(f"ScaledDotProductAttention: scale is {scale}, expected a positive number")
-        if window is not None and (not causal or window < 1):
+        name = type(self).__name__
+        if scale is not None:
+            check_number(name, "scale", scale, "a positive number", lambda c: c > 0)
+        if window is not None and not (causal and is_count(window)):
+            raise ConfigError(f"{name}: window is {window!r} with causal={causal}, expected an integer > 0, and causal")
+        if block_size is not None and (not is_count(block_size, 0) or (block_size and position is not None)):
             raise ConfigError(
-                f"ScaledDotProductAttention: window is {window} with causal={causal}, expected at least 1, and causal"
-            )
-        if block_size is not None and (block_size < 0 or (block_size and position is not None)):
-            raise ConfigError(
-                f"ScaledDotProductAttention: block_size is {block_size} with position={position}, expected at least 1, "
+                f"{name}: block_size is {block_size!r} with position={position}, expected an integer of at least 1, "
                 "or 0 for no tiles; tiles do not go with relative positions"
             )
         self.causal, self.scale, self.window, self.position = causal, scale, window, position
@@ -113,7 +112,7 @@ class ScaledDotProductAttention(Module):
         mask = None if mask is None else checked_mask(mask, query, (B, H, Tq, Tk), type(self).__name__)
         if offset is None:
             offset = Tk - Tq if self.causal else 0
-        if size := self.tile_size(B * H * Tq * Tk):
+        if size := self.tile_size(B, H, Tq, Tk):
             tiles = Tiles((B, H, Tq, Tk), size, self.causal, self.window, mask, self.dropout)
             O, L = blockwise_attention_forward(query, key, value, scale, tiles)
             self.blocks = None
@@ -181,10 +180,11 @@ class ScaledDotProductAttention(Module):
         dquery *= scale
         return sum_by_input(dquery, dkey, dvalue, given)
 
-    def tile_size(self, scores):
-        """`block_size`, or what is chosen without it for so many `scores`; 0 for the plain form."""
-        chosen = TILE if scores > MANY_SCORES and self.position is None else 0
-        return chosen if self.block_size is None else self.block_size
+    def tile_size(self, B, H, Tq, Tk):
+        """`block_size`, or what is chosen without it for so many scores; 0 for the plain form."""
+        # few scores a head, of a large batch, would be slower in tiles
+        many = Tq * Tk > TILE**2 and B * H * Tq * Tk > MANY_SCORES and self.position is None
+        return self.block_size if self.block_size is not None else TILE if many else 0
 
     def row_blocks(self, Tq, Tk):
         """Slices of queries, each with the number of keys that it meets: a causal block none after its last query's."""

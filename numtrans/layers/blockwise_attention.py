@@ -43,7 +43,8 @@ from numtrans.layers.heads import empty_by_token
 from numtrans.layers.masks import causal_bias, mask_bias, mask_part, window_bias
 from numtrans.reductions import dot_last
 
-HEADROOM = 20.0  # a score may lie this far above the reference: e^20 times the number of keys is far from overflow
+# a score may lie this far above the reference: e^20 times the number of keys is far from overflow, but not in float16
+HEADROOM, HEADROOM_FLOAT16 = 20.0, 0.0
 
 
 def blockwise_attention_forward(query, key, value, scale, tiles):
@@ -68,8 +69,8 @@ def blockwise_attention_forward(query, key, value, scale, tiles):
     xp, dtype = get_xp(query), query.dtype
     (B, H, Tq, _), share, dv = query.shape, query.shape[1] // key.shape[1], value.shape[-1]
     O, L = empty_by_token(xp, (B, H, Tq, dv), dtype), xp.empty((B, H, Tq, 1), dtype)
-    scores, product = Room(xp, dtype, tiles.size, tiles.size), Room(xp, dtype, tiles.size, dv)
-    ones = xp.ones(tiles.size, dtype)
+    scores, product = Room(xp, dtype, tiles.rows, tiles.columns), Room(xp, dtype, tiles.rows, dv)
+    ones, headroom = xp.ones(tiles.columns, dtype), HEADROOM_FLOAT16 if dtype == "float16" else HEADROOM
     for b, h in np.ndindex(B, H):
         k, v = with_column(key[b, h // share], 1), xp.ascontiguousarray(value[b, h // share])  # (Tk, d + 1), (Tk, dv)
         for rows in tiles.queries:
@@ -81,8 +82,8 @@ def blockwise_attention_forward(query, key, value, scale, tiles):
                 # 1. scores, less the reference, and 2. masks
                 S = xp.matmul(q[r], k[j].T, out=scores.array(n, c))         # (n, c)
                 tiles.hide(S, b, h, i, j)
-                # 3. if a score lies far above the reference, it moves
-                if not started or S.max() > HEADROOM:
+                # 3. if a score lies far above the reference, it moves; the others of a tile with a NaN may be far above
+                if not started or not S.max() <= headroom:
                     top = S.max(axis=-1, keepdims=True)
                     u = xp.where(xp.isfinite(top) & ((top > 0) | (l[r] == 0)), top, 0)
                     m[r] += u
@@ -111,8 +112,8 @@ def blockwise_attention_backward(dO, query, key, value, scale, tiles, O, L):
     xp, dtype = get_xp(dO), dO.dtype
     (B, H, Tq, d), G, dv = query.shape, key.shape[1], value.shape[-1]
     dquery, dkey, dvalue = (empty_by_token(xp, x.shape, dtype) for x in (query, key, value))
-    scores, gradients = (Room(xp, dtype, tiles.size, tiles.size) for _ in range(2))
-    product = Room(xp, dtype, tiles.size, max(d, dv))
+    scores, gradients = (Room(xp, dtype, tiles.rows, tiles.columns) for _ in range(2))
+    product = Room(xp, dtype, max(tiles.rows, tiles.columns), max(d, dv))
     delta = dot_last(dO, O)                                                 # (B, H, Tq, 1)
     for b, g in np.ndindex(B, G):
         group = range(g * (H // G), (g + 1) * (H // G))  # the heads that share this key
@@ -164,8 +165,9 @@ class Tiles:
     smallest = 128  # queries of a tile that is not cut
 
     def __init__(self, shape, size, causal, window, mask, dropout):
-        self.size, self.causal, self.window, self.mask = size, causal, window, mask
+        self.causal, self.window, self.mask = causal, window, mask
         (*_, Tq, Tk), self.shift = shape, shape[-1] - shape[-2]
+        self.rows, self.columns = min(size, Tq), min(size, Tk)  # of the largest tile
         self.queries = [slice(start, min(start + size, Tq)) for start in range(0, Tq, size)]
         self.keys = [slice(start, min(start + size, Tk)) for start in range(0, Tk, size)]
         self.keep = dropout.next_parts(shape)

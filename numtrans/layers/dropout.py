@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from numtrans.backend import get_xp
-from numtrans.errors import ConfigError
+from numtrans.checks import check_number
 from numtrans.module import Module
 
 _MASK32 = 0xFFFFFFFF
@@ -43,8 +43,7 @@ class Dropout(Module):
 
     def __init__(self, p, *, rng=None):
         super().__init__()
-        if not 0 <= p < 1:
-            raise ConfigError(f"Dropout: p is {p}, expected 0 <= p < 1")
+        check_number(type(self).__name__, "p", p, "0 <= p < 1", lambda p: 0 <= p < 1)
         self.p = p
         rng = np.random.default_rng() if rng is None else rng
         self.key = int(rng.integers(1 << 32))

@@ -3,7 +3,8 @@
 import numpy as np
 
 from numtrans.backend import backend_name, get_xp, to_device
-from numtrans.errors import ConfigError, DtypeError, IndexRangeError, ShapeError
+from numtrans.checks import check_sizes
+from numtrans.errors import DtypeError, IndexRangeError, ShapeError
 from numtrans.module import Module, Parameter
 from numtrans.reductions import rows
 
@@ -42,8 +43,7 @@ class Embedding(Module):
 
     def __init__(self, vocab_size, d_model, scale=False, *, std=None, rng=None):
         super().__init__()
-        if vocab_size < 1 or d_model < 1:
-            raise ConfigError(f"Embedding: expected vocab_size and d_model of at least 1, got {vocab_size}, {d_model}")
+        check_sizes(self, vocab_size=vocab_size, d_model=d_model)
         self.vocab_size, self.d_model = vocab_size, d_model
         self.scale = d_model**0.5 if scale else 1.0
         rng = np.random.default_rng() if rng is None else rng
@@ -100,7 +100,10 @@ def as_array(ids, owner, name="ids"):
 
 
 def sum_by_id(dy, ids, n):
-    """Rows of `dy` (N, D) summed by their id: row ``v`` of the (n, D) result is the sum of ``dy[ids == v]``."""
+    """Rows of `dy` (N, D) summed by their id: row ``v`` of the (n, D) result is the sum of ``dy[ids == v]``.
+
+    A NaN in `dy` may reach every row, as the product adds 0 times NaN.
+    """
     xp = get_xp(dy, ids)
     if n <= ONE_HOT_LIMIT or (xp is not np and n * ids.size <= DEVICE_ONE_HOT_LIMIT):
         one_hot = (ids[:, None] == xp.arange(n)).astype(dy.dtype)           # (N, V)
@@ -121,5 +124,5 @@ def segment_sums(dy, ids):
     """
     order = np.argsort(ids, kind="stable")
     ids = ids[order]
-    first = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1])))
+    first = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1]))[: ids.size])
     return ids[first], np.add.reduceat(dy[order], first, axis=0)

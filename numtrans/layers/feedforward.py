@@ -1,5 +1,6 @@
 """Position-wise feed-forward networks. Shapes: ``...`` batch and tokens, ``D`` = d_model, ``F`` = d_ff."""
 
+from numtrans.checks import check_sizes
 from numtrans.errors import ConfigError
 from numtrans.layers.activations import make_activation
 from numtrans.layers.dropout import Dropout
@@ -35,6 +36,7 @@ class FeedForward(Module):
 
     def __init__(self, d_model, d_ff, activation="relu", *, dropout=0.0, bias=True, rng=None):
         super().__init__()
+        check_sizes(self, d_model=d_model, d_ff=d_ff)
         self.linear1 = Linear(d_model, d_ff, bias, rng=rng)
         self.activation = make_activation(activation)
         self.dropout = Dropout(dropout, rng=rng)
@@ -83,6 +85,7 @@ class GatedFeedForward(Module):
 
     def __init__(self, d_model, d_ff, gate="silu", bias=False, *, dropout=0.0, rng=None):
         super().__init__()
+        check_sizes(self, d_model=d_model, d_ff=d_ff)
         self.gate_proj = Linear(d_model, d_ff, bias, rng=rng)
         self.up_proj = Linear(d_model, d_ff, bias, rng=rng)
         self.activation = make_activation(gate)

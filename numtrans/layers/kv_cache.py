@@ -6,8 +6,8 @@ Shapes: ``B`` batch, ``G`` key-value heads, ``T`` new tokens, ``n`` tokens so fa
 import numpy as np
 
 from numtrans.backend import get_xp
+from numtrans.checks import check_sizes
 from numtrans.errors import BackwardError, ConfigError, ShapeError
-from numtrans.layers.positional import check_size
 from numtrans.module import grad_enabled
 
 
@@ -40,7 +40,7 @@ class KVCache:
     """
 
     def __init__(self, capacity=64, *, fixed=False):
-        check_size(self, "capacity", capacity)
+        check_sizes(self, capacity=capacity)
         self.capacity, self.fixed = capacity, fixed
         self.keys = self.values = None
         self.length = 0

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from numtrans.checks import check_sizes
 from numtrans.module import Module, Parameter
 from numtrans.reductions import rows, sum_rows
 
@@ -40,6 +41,7 @@ class Linear(Module):
 
     def __init__(self, d_in, d_out, bias=True, *, rng=None):
         super().__init__()
+        check_sizes(self, d_in=d_in, d_out=d_out)
         self.d_in, self.d_out = d_in, d_out
         self.W = Parameter(xavier_uniform(rng, d_in, d_out))
         self.b = Parameter(np.zeros(d_out, np.float32)) if bias else None

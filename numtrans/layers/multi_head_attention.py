@@ -4,6 +4,7 @@ Shapes: ``B`` batch, ``Tq`` queries, ``Tk`` keys, ``D`` = d_model, ``H`` heads, 
 a head.
 """
 
+from numtrans.checks import check_sizes
 from numtrans.errors import ConfigError, ShapeError
 from numtrans.layers.attention import ScaledDotProductAttention
 from numtrans.layers.kv_cache import check_no_grad
@@ -73,9 +74,11 @@ class MultiHeadAttention(Module):
     ):  # fmt: skip
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        check_sizes(self, d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads)
         check_heads(d_model, num_heads, num_kv_heads, d_kv)
         d_kv = d_model // num_heads if d_kv is None else d_kv
         d_v = d_kv if d_v is None else d_v
+        check_sizes(self, d_kv=d_kv, d_v=d_v)
         self.d_model, self.num_heads, self.num_kv_heads = d_model, num_heads, num_kv_heads
         self.q_proj = Linear(d_model, num_heads * d_kv, bias, rng=rng)
         self.k_proj = Linear(d_model, num_kv_heads * d_kv, bias, rng=rng)
@@ -206,10 +209,6 @@ class MultiHeadAttention(Module):
 
 def check_heads(d_model, num_heads, num_kv_heads, d_kv):
     """Raise `ConfigError` unless the head counts divide."""
-    if num_heads < 1 or num_kv_heads < 1:
-        raise ConfigError(
-            f"MultiHeadAttention: num_heads={num_heads}, num_kv_heads={num_kv_heads}, expected at least 1"
-        )
     if d_kv is None and d_model % num_heads:
         raise ConfigError(
             f"MultiHeadAttention: d_model={d_model} is not divisible by num_heads={num_heads}; choose another "

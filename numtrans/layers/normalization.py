@@ -3,6 +3,7 @@
 import numpy as np
 
 from numtrans.backend import backend_name, get_xp, to_device
+from numtrans.checks import check_number, check_sizes
 from numtrans.errors import ConfigError, ShapeError
 from numtrans.layers.masks import check_boolean
 from numtrans.module import Module, Parameter
@@ -48,6 +49,7 @@ class LayerNorm(Module):
 
     def __init__(self, d_model, *, eps=1e-5, bias=True):
         super().__init__()
+        check_options(self, d_model, eps)
         self.d_model, self.eps = d_model, eps
         self.gamma = Parameter(np.ones(d_model, np.float32))
         self.beta = Parameter(np.zeros(d_model, np.float32)) if bias else None
@@ -116,6 +118,7 @@ class RMSNorm(Module):
 
     def __init__(self, d_model, *, eps=1e-6):
         super().__init__()
+        check_options(self, d_model, eps)
         self.d_model, self.eps = d_model, eps
         self.gamma = Parameter(np.ones(d_model, np.float32))
 
@@ -181,8 +184,9 @@ class BatchNorm(Module):
 
     def __init__(self, d_model, *, eps=1e-5, momentum=0.1):
         super().__init__()
-        if not 0 <= momentum <= 1:
-            raise ConfigError(f"BatchNorm: momentum is {momentum}, expected 0 <= momentum <= 1 (the weight of the new)")
+        check_options(self, d_model, eps)
+        expected = "0 <= momentum <= 1 (the weight of the new)"
+        check_number(type(self).__name__, "momentum", momentum, expected, lambda rho: 0 <= rho <= 1)
         self.d_model, self.eps, self.momentum = d_model, eps, momentum
         self.gamma = Parameter(np.ones(d_model, np.float32))
         self.beta = Parameter(np.zeros(d_model, np.float32))
@@ -245,6 +249,12 @@ class BatchNorm(Module):
         if self.training and n < 2:
             raise ShapeError(f"BatchNorm: {n} token(s) to take statistics over, expected at least 2 in training")
         return weight, n
+
+
+def check_options(norm, d_model, eps):
+    """Raise `ConfigError` unless the norm has a feature or more, and an `eps` of 0 or more."""
+    check_sizes(norm, d_model=d_model)
+    check_number(type(norm).__name__, "eps", eps, "0 or more", lambda eps: eps >= 0)
 
 
 NORMS = {"layer": LayerNorm, "rms": RMSNorm}

@@ -8,7 +8,8 @@ from numbers import Integral
 import numpy as np
 
 from numtrans.backend import get_xp, to_numpy
-from numtrans.errors import ConfigError, DtypeError, IndexRangeError, ShapeError
+from numtrans.checks import check_sizes
+from numtrans.errors import DtypeError, IndexRangeError, ShapeError
 from numtrans.layers.embedding import sum_by_id
 from numtrans.module import Module, Parameter
 from numtrans.reductions import rows, sum_rows
@@ -53,8 +54,7 @@ class SinusoidalPositionalEncoding(Module):
 
     def __init__(self, d_model, max_len=5000):
         super().__init__()
-        check_size(self, "d_model", d_model)
-        check_size(self, "max_len", max_len)
+        check_sizes(self, d_model=d_model, max_len=max_len)
         self.d_model, self.max_len = d_model, max_len
         self._tables = {}  # one a backend and dtype: a copy of what `table` returns
 
@@ -142,8 +142,7 @@ class LearnedPositionalEncoding(Module):
 
     def __init__(self, d_model, max_len, *, rng=None):
         super().__init__()
-        check_size(self, "d_model", d_model)
-        check_size(self, "max_len", max_len)
+        check_sizes(self, d_model=d_model, max_len=max_len)
         self.d_model, self.max_len = d_model, max_len
         rng = np.random.default_rng() if rng is None else rng
         self.W = Parameter(rng.normal(0.0, 0.02, (max_len, d_model)).astype(np.float32))
@@ -191,12 +190,6 @@ class LearnedPositionalEncoding(Module):
         positions = get_xp(x).asarray(np.broadcast_to(positions, x.shape[:-1]))
         self.save(x.shape, positions)
         return x + self.W.data[positions]  # (..., T, D)
-
-
-def check_size(module, name, value):
-    """Raise unless the constructor argument `name` is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ConfigError(f"{type(module).__name__}: {name} must be an integer of at least 1, got {value!r}")
 
 
 def check_tokens(module, x, features, like=None, label="d_model"):

@@ -4,6 +4,7 @@ Shapes: those of the module that is wrapped.
 """
 
 from numtrans.errors import ConfigError
+from numtrans.layers.kv_cache import KVCache, StackCache, check_no_grad
 from numtrans.module import Module, enable_grad, grad_enabled, no_grad
 
 OWN = ("module", "training", "_stack", "_buffers")  # attributes of a Checkpoint itself; all others are the module's
@@ -21,7 +22,8 @@ class Checkpoint(Module):
     A stack of ``L`` layers that save ``A`` numbers each, from inputs of ``n`` numbers, holds ``L n + A`` numbers
     instead of ``L A``, and a training step costs 4 forwards instead of 3 (a backward is two). The gradients are the
     module's own, bit for bit: the second forward starts from the same counters of random numbers, the same running
-    statistics and modes as the first, and leaves them as it found them.
+    statistics and modes as the first, and leaves them as it found them. (Only to rounding after `lay_out_weights`,
+    which is for generation: the first forward, which saves nothing, then takes one product for several.)
 
     The wrapper has no name: parameters, state dict and random state are those of the module, and so are attributes, so
     weights load with and without it. Within `no_grad` a call goes straight through. Arrays that a part keeps for a
@@ -32,6 +34,13 @@ class Checkpoint(Module):
     module : Module
         Anything with a forward and a backward; a `Checkpoint` inside another is right, too.
 
+    Raises
+    ------
+    ConfigError
+        If `module` is no `Module`.
+    BackwardError
+        If forward is given a cache and gradients are on, as without the wrapper.
+
     References
     ----------
     Chen et al. (2016), Training deep nets with sublinear memory cost, arXiv:1604.06174.
@@ -39,12 +48,16 @@ class Checkpoint(Module):
 
     def __init__(self, module):
         super().__init__()
+        if not isinstance(module, Module):
+            raise ConfigError(f"Checkpoint: module is {module!r}, expected a Module")
         self.module = module
 
     def forward(self, *inputs, **kwargs):
         """What the module returns. The inputs are kept as they are, so do not write into them before backward."""
         if not grad_enabled():
             return self.module(*inputs, **kwargs)
+        if any(is_cache(x) for x in (*inputs, *kwargs.values())):
+            check_no_grad(type(self.module).__name__)
         state = forward_state(self.module)
         with no_grad():
             y = self.module(*inputs, **kwargs)
@@ -98,6 +111,8 @@ def checkpoint_layers(model):
     ConfigError
         If there is no stack in the model.
     """
+    if not isinstance(model, Module):
+        raise ConfigError(f"checkpoint_layers: model is {model!r}, expected a Module")
     stacks = [part for part in model.modules() if is_stack(part)]
     if not stacks:
         raise ConfigError(
@@ -113,6 +128,11 @@ def is_stack(module):
     """Whether `module` has a list of modules called ``layers``."""
     layers = vars(module).get("layers")
     return isinstance(layers, list) and all(isinstance(layer, Module) for layer in layers)
+
+
+def is_cache(x):
+    """Whether `x` holds keys and values of earlier tokens: a cache, or a pair of them as `DecoderLayer` takes it."""
+    return isinstance(x, (KVCache, StackCache)) or (isinstance(x, (tuple, list)) and any(is_cache(part) for part in x))
 
 
 def forward_state(module):
@@ -131,7 +151,7 @@ def set_forward_state(state):
 
 
 def drop_transient(module):
-    """Forget the arrays that parts of `module` keep for a look."""
+    """Forget the arrays that parts of `module` keep for a look; a forward that waits for its backward stays."""
     for part in module.modules():
         for name in part.transient:
             setattr(part, name, None)

@@ -8,7 +8,7 @@ Shapes: ``B`` batch, ``H`` heads, ``Tq``, ``Tk`` queries and keys, ``d`` feature
 import numpy as np
 
 from numtrans.backend import get_xp
-from numtrans.layers.positional import check_size
+from numtrans.checks import check_sizes
 from numtrans.module import Module, Parameter
 from numtrans.reductions import dot_last, rows
 
@@ -89,8 +89,7 @@ class ShawRelativePosition(RelativePosition):
 
     def __init__(self, d_head, max_distance, *, rng=None, use_values=True):
         super().__init__()
-        check_size(self, "d_head", d_head)
-        check_size(self, "max_distance", max_distance)
+        check_sizes(self, d_head=d_head, max_distance=max_distance)
         self.d_head, self.max_distance, self.use_values = d_head, max_distance, use_values
         rng = np.random.default_rng() if rng is None else rng
         shape = (2 * max_distance + 1, d_head)

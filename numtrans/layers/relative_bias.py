@@ -6,8 +6,8 @@ Shapes: ``B`` batch, ``H`` heads, ``Tq``, ``Tk`` queries and keys, ``n`` = Tq + 
 import numpy as np
 
 from numtrans.backend import get_xp, load_backend
+from numtrans.checks import check_sizes
 from numtrans.errors import ConfigError, ShapeError
-from numtrans.layers.positional import check_size
 from numtrans.layers.relative import RelativePosition, distances
 from numtrans.module import Parameter
 
@@ -51,8 +51,7 @@ class T5RelativeBias(RelativePosition):
 
     def __init__(self, num_heads, num_buckets=32, *, max_distance=128, bidirectional=True, rng=None):
         super().__init__()
-        for name, value in [("num_heads", num_heads), ("num_buckets", num_buckets), ("max_distance", max_distance)]:
-            check_size(self, name, value)
+        check_sizes(self, num_heads=num_heads, num_buckets=num_buckets, max_distance=max_distance)
         one_side = num_buckets // 2 if bidirectional else num_buckets
         if one_side < 2 or (bidirectional and num_buckets % 2) or max_distance <= one_side // 2:
             raise ConfigError(
@@ -123,7 +122,7 @@ class ALiBi(RelativePosition):
 
     def __init__(self, num_heads):
         super().__init__()
-        check_size(self, "num_heads", num_heads)
+        check_sizes(self, num_heads=num_heads)
         self.num_heads = num_heads
         self.slopes = slopes(num_heads)
 
@@ -176,7 +175,7 @@ def slopes(num_heads):
     For a power of two n: 2^(-8/n), 2^(-16/n), ..., 2^-8. For another number: the slopes of the power of two below it,
     then every other one (the first, third, ...) of the series of twice that power.
     """
-    power = 2 ** (num_heads.bit_length() - 1)  # the largest power of two <= num_heads
+    power = 2 ** (int(num_heads).bit_length() - 1)  # the largest power of two <= num_heads
     main = 2.0 ** (-8 / power * np.arange(1, power + 1))
     between = 2.0 ** (-4 / power * np.arange(1, 2 * power + 1, 2))
     return np.concatenate([main, between])[:num_heads]

@@ -8,8 +8,9 @@ from numbers import Integral
 import numpy as np
 
 from numtrans.backend import get_xp
+from numtrans.checks import check_sizes
 from numtrans.errors import ConfigError
-from numtrans.layers.positional import check_offset, check_positions, check_size, check_tokens
+from numtrans.layers.positional import check_offset, check_positions, check_tokens
 from numtrans.module import Module
 
 
@@ -67,10 +68,9 @@ class RotaryPositionalEncoding(Module):
 
     def __init__(self, d_head, max_len=5000, *, base=10000.0, interleaved=False, rotary_dim=None):
         super().__init__()
-        check_size(self, "d_head", d_head)
-        check_size(self, "max_len", max_len)
+        check_sizes(self, d_head=d_head, max_len=max_len)
         r = d_head if rotary_dim is None else rotary_dim
-        check_size(self, "rotary_dim", r)
+        check_sizes(self, rotary_dim=r)
         if r % 2 or r > d_head:
             raise ConfigError(
                 f"{type(self).__name__}: features are rotated in pairs, so rotary_dim must be even and at most d_head; "

@@ -6,8 +6,9 @@ Shapes: ``...`` batch and tokens, ``I`` inputs, ``O`` outputs of a linear layer.
 import numpy as np
 
 from numtrans.backend import backend_name
+from numtrans.errors import ConfigError
 from numtrans.layers.linear import Linear
-from numtrans.module import grad_enabled
+from numtrans.module import Module, grad_enabled
 from numtrans.reductions import rows
 
 
@@ -35,6 +36,8 @@ def lay_out_weights(model):
     Module
         `model` itself.
     """
+    if not isinstance(model, Module):
+        raise ConfigError(f"lay_out_weights: model is {model!r}, expected a Module")
     placed = set()
     for module in model.modules():
         siblings = getattr(module, "siblings", tuple)()

@@ -7,6 +7,8 @@ from helpers import generic
 
 from numtrans.errors import ConfigError, DtypeError, NonFiniteError, ShapeError
 from numtrans.generation import Continuation, beam_search, generate, stream, translate
+from numtrans.layers import ScaledDotProductAttention
+from numtrans.losses import CrossEntropyLoss
 from numtrans.models import (
     BERT,
     GPT,
@@ -246,6 +248,49 @@ def test_stream_yields_what_generate_returns_and_leaves_the_model_alone():
     with pytest.raises(ConfigError, match="max_new_tokens is -1"):
         stream(model, PROMPTS, -1)  # at once, not at the first step
     assert list(stream(model, PROMPTS, 0)) == []
+
+
+def use_generate(model):
+    generate(model, PROMPTS, 3, rng=0)
+
+
+def use_stream(model):
+    for _ in stream(model, PROMPTS, 3, rng=0):
+        pass
+
+
+def use_beam_search(model):
+    beam_search(model, PROMPTS, 3, num_beams=2)
+
+
+@pytest.mark.parametrize("write", [use_generate, use_stream, use_beam_search])
+@pytest.mark.parametrize("make", [gpt, llama])
+def test_writing_between_a_forward_and_its_backward(make, write):
+    """The gradient is that of the forward, with its dropout; and no weights of attention are left from writing."""
+    ids, gradients = np.array([[1, 2, 3]]), []
+    for between in (None, write):
+        model, loss = make(), CrossEntropyLoss()
+        loss(model(ids), ids)
+        if between is not None:
+            between(model)
+            assert all(part.blocks is None for part in model.modules() if isinstance(part, ScaledDotProductAttention))
+        model.backward(loss.backward())
+        assert model.pending == 0
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all((a == b).all() for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}])
+def test_translating_between_a_forward_and_its_backward(options):
+    gradients = []
+    for between in (False, True):
+        model, loss = t5(), CrossEntropyLoss()
+        loss(model(SRC, SRC), SRC)
+        if between:
+            translate(model, SRC, 3, **options)
+        model.backward(loss.backward())
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all((a == b).all() for a, b in zip(*gradients, strict=True))
 
 
 def test_suppressed_ids_are_never_written():

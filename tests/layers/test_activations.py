@@ -8,7 +8,8 @@ import scipy.special
 from helpers import check_gradients, normal
 
 from numtrans.cache_blocks import BLOCK
-from numtrans.errors import ConfigError
+from numtrans.errors import ConfigError, DtypeError
+from numtrans.gradcheck import gradcheck
 from numtrans.layers.activations import ACTIVATIONS, GELU, erf_float32, make_activation
 
 FORMULAS = {
@@ -57,6 +58,49 @@ def test_float32_everywhere_is_the_formula(name):
     np.testing.assert_allclose(single(x), double(x.astype(np.float64)), rtol=5e-7, atol=3e-6)
     one = np.ones_like(x)
     np.testing.assert_allclose(single.backward(one), double.backward(one.astype(np.float64)), rtol=5e-7, atol=3e-6)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_complex_step(name):
+    assert gradcheck(make_activation(name), normal(3, 4) * 5, method="complex")
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("name", ["sigmoid", "silu", "gelu_tanh"])
+@pytest.mark.filterwarnings("error")
+def test_complex_step_far_out(name, dtype):
+    """The limits hold for the imaginary part, which carries the derivative, as well."""
+    for x, y, slope in ((-1e30, 0, 0), (1e30, 1 if name == "sigmoid" else 1e30, name != "sigmoid")):
+        found = make_activation(name)(np.array([x + 1e-3j], dtype))
+        np.testing.assert_allclose(found, [complex(y, 1e-3 * slope)], rtol=1e-6, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", [name for name in ACTIVATIONS if name != "gelu"])
+def test_longdouble(name):
+    single, double = make_activation(name), make_activation(name)
+    x = GRID.astype(np.longdouble)
+    y, dx = single(x), single.backward(np.ones_like(x))
+    assert y.dtype == dx.dtype == np.longdouble
+    np.testing.assert_allclose(y, double(GRID), rtol=1e-13, atol=1e-15)
+    np.testing.assert_allclose(dx, double.backward(np.ones_like(GRID)), rtol=1e-13, atol=1e-13)
+
+
+def test_exact_gelu_refuses_longdouble():
+    with pytest.raises(DtypeError, match=r"erf, of GELU: input has dtype (longdouble|float128), expected float16"):
+        GELU()(GRID.astype(np.longdouble))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_array_without_axes(name, dtype):
+    layer = make_activation(name)
+    x = np.array(0.7, dtype)
+    y, dx = layer(x), layer.backward(np.array(2, dtype))
+    assert y.shape == dx.shape == ()
+    assert y.dtype == dx.dtype == dtype
+    np.testing.assert_allclose(y, FORMULAS[name](0.7), rtol=1e-6)
+    slope = (FORMULAS[name](0.7 + 1e-6) - FORMULAS[name](0.7 - 1e-6)) / 2e-6
+    np.testing.assert_allclose(dx, 2 * slope, rtol=1e-6)
 
 
 def test_relu_has_slope_0_at_0():

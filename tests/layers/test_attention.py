@@ -172,12 +172,6 @@ def test_dropout_leaves_the_mean():
     assert y.std() > 0.1
 
 
-@pytest.mark.parametrize("scale", [0, -1.0, float("nan")])
-def test_wrong_scale(scale):
-    with pytest.raises(ConfigError, match="expected a positive number"):
-        ScaledDotProductAttention(scale=scale)
-
-
 @pytest.mark.parametrize("num_kv_heads", [4, 2])
 @pytest.mark.parametrize(("Tq", "Tk", "window"), [(6, 6, 1), (6, 6, 3), (6, 6, 9), (2, 7, 3), (1, 7, 4)])
 def test_window_equals_torch(Tq, Tk, window, num_kv_heads):
@@ -195,7 +189,14 @@ def test_window_equals_torch(Tq, Tk, window, num_kv_heads):
         assert_same_gradient(found, tensor.grad.numpy())
 
 
-@pytest.mark.parametrize("options", [{"window": 2}, {"causal": True, "window": 0}])
-def test_wrong_window(options):
-    with pytest.raises(ConfigError, match=r"ScaledDotProductAttention: window is .* expected at least 1, and causal"):
-        ScaledDotProductAttention(**options)
+@pytest.mark.parametrize(("window", "causal"), [(2, False), *((window, True) for window in (0, 2.5, "3", True))])
+def test_wrong_window(window, causal):
+    expected = rf"ScaledDotProductAttention: window is {window!r} with causal={causal}, expected an integer > 0, and"
+    with pytest.raises(ConfigError, match=expected):
+        ScaledDotProductAttention(window=window, causal=causal)
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, "a", float("inf"), float("nan"), True])
+def test_wrong_scale(scale):
+    with pytest.raises(ConfigError, match=rf"Attention: scale is {scale!r}, expected a positive number"):
+        ScaledDotProductAttention(scale=scale)

@@ -119,6 +119,33 @@ def test_rising_scores():
         assert_equal_forms(plain, tiled, q, k[:, :, order], v, dO, atol=1e-15 * k.max())
 
 
+@pytest.mark.parametrize("rise", [3.0, 11.5, 60.0])
+def test_rising_scores_in_float16(rise):
+    """The later keys have all the weight, however far their scores are above the earlier ones: e^12 overflows."""
+    q, k = np.ones((1, 1, 4, 1), np.float16), np.repeat([0, rise], 4).astype(np.float16).reshape(1, 1, 8, 1)
+    v, dO = np.arange(8, dtype=np.float16).reshape(1, 1, 8, 1), np.ones((1, 1, 4, 1), np.float16)
+    tiled = ScaledDotProductAttention(scale=1.0, block_size=4)
+    weights = np.exp(k[..., 0].astype(np.float64) - rise)
+    weights /= weights.sum()
+    np.testing.assert_allclose(tiled(q, k, v)[0, 0, :, 0], [weights[0, 0] @ np.arange(8)] * 4, rtol=2e-3)
+    rounding = 1e-3 * max(5, rise)  # backward's weights are exp(S - L), as in test_float32
+    np.testing.assert_allclose(tiled.backward(dO)[2][..., 0], 4 * weights, rtol=rounding, atol=1e-7)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_query_that_is_not_a_number_spoils_no_other(value):
+    """The scores of a tile rise where one of its rows has no largest one."""
+    q, k, v, _ = inputs(4, 8, d=1, dtype=np.float32)
+    q[...], k[...] = 1, np.repeat([0, 300], 4)[:, None]
+    q[:, :, 2] = value
+    plain, tiled = both_forms({"scale": 1.0}, 4)
+    with np.errstate(invalid="ignore"):  # the row of infinities
+        found, expected = tiled(q, k, v), plain(q, k, v)
+    assert np.isnan(expected[:, :, 2]).all()
+    assert np.isfinite(expected[:, :, [0, 1, 3]]).all()
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_a_query_without_keys():
     q, k, v, dO = inputs(6, 4)
     layer = ScaledDotProductAttention(causal=True, block_size=2)  # the first two queries come before every key
@@ -209,6 +236,20 @@ def test_memory_is_linear_in_the_tokens():
     assert peaks[1] < 1024 * 1024  # bytes: a quarter of one array of scores
 
 
+def test_memory_of_tiles_larger_than_the_scores():
+    """A tile takes no more memory than the scores that there are."""
+    arrays = inputs(40, 30, H=1, G=1, B=1)
+    peaks = []
+    for layer in (ScaledDotProductAttention(block_size=size) for size in (40, 4096)):
+
+        def run(layer=layer):
+            layer(*arrays[:3])
+            layer.backward(arrays[3])
+
+        peaks.append(peak_memory(run))
+    assert peaks[1] < 1.1 * peaks[0]
+
+
 @pytest.mark.parametrize(("causal", "window", "area"), [
     (False, None, 1600), (True, None, 45 * 16 + 10 * 12), (True, 1, 10 * 12), (True, 5, 10 * 12 + 9 * 16),
     (True, 6, 10 * 12 + 9 * 16 + 8 * 16),
@@ -228,14 +269,19 @@ def test_tiles_above_the_diagonal_and_before_the_window_are_skipped(causal, wind
 
 
 def test_chosen_by_itself(monkeypatch):
+    """With many scores of many tokens: many of few tokens are those of a large batch, which tiles only make slower."""
     q, k, v, _ = inputs(6, 6)
     layers = [ScaledDotProductAttention(), ScaledDotProductAttention(block_size=0),
               ScaledDotProductAttention(position=ALiBi(2), causal=True)]  # fmt: skip
-    monkeypatch.setattr(attention, "MANY_SCORES", 2 * 2 * 6 * 6)
-    assert all(layer(q, k, v) is not None and layer.attention_weights is not None for layer in layers)
-    monkeypatch.setattr(attention, "MANY_SCORES", 2 * 2 * 6 * 6 - 1)
-    chosen = [layer(q, k, v) is not None and layer.attention_weights is None for layer in layers]
-    assert chosen == [True, False, False]
+
+    def chosen(tile, scores):
+        monkeypatch.setattr(attention, "TILE", tile)
+        monkeypatch.setattr(attention, "MANY_SCORES", scores)
+        return [layer(q, k, v) is not None and layer.attention_weights is None for layer in layers]
+
+    assert chosen(5, 2 * 2 * 6 * 6) == [False, False, False]
+    assert chosen(5, 2 * 2 * 6 * 6 - 1) == [True, False, False]
+    assert chosen(6, 2 * 2 * 6 * 6 - 1) == [False, False, False]
 
 
 def test_in_multi_head_attention():
@@ -269,9 +315,11 @@ def test_inspection_says_why_there_are_no_weights():
         attention_entropy(layer.attention_weights)
 
 
-@pytest.mark.parametrize("options", [{"block_size": -1}, {"block_size": 4, "position": ALiBi(2)}])
+@pytest.mark.parametrize("options", [
+    {"block_size": 4, "position": ALiBi(2)}, *({"block_size": size} for size in (-1, 2.5, 1e3, "3", True)),
+])  # fmt: skip
 def test_refused(options):
-    with pytest.raises(ConfigError, match=r"ScaledDotProductAttention: block_size is (-1|4)"):
+    with pytest.raises(ConfigError, match=rf"ScaledDotProductAttention: block_size is {options['block_size']!r} with"):
         ScaledDotProductAttention(causal=True, **options)
 
 

@@ -13,7 +13,7 @@ from small_configs import MODELS, small
 from numtrans import no_grad
 from numtrans.blocks import Decoder, DecoderLayer, Encoder, EncoderLayer
 from numtrans.errors import BackwardError, ConfigError, ShapeError
-from numtrans.generation import generate, translate
+from numtrans.generation import generate, lay_out_weights, translate
 from numtrans.gradcheck import gradcheck
 from numtrans.inspect import summary
 from numtrans.layers import (
@@ -21,6 +21,8 @@ from numtrans.layers import (
     Checkpoint,
     Dropout,
     Embedding,
+    GatedFeedForward,
+    KVCache,
     Linear,
     MultiHeadAttention,
     checkpoint_layers,
@@ -287,6 +289,44 @@ def test_an_error_in_the_second_forward_leaves_a_clean_module(monkeypatch):
     assert module.pending == 0
     assert_same(state(module), before)
     assert_same(results(module, (X, X, {})), results(plain, (X, X, {})))
+
+
+def test_a_cache_with_gradients_on_is_refused_as_without():
+    """And is as it was afterwards; within `no_grad` it is used."""
+    attention, memory = MultiHeadAttention(4, 2, causal=True), normal(2, 5, 4).astype(np.float32)
+    x = X.astype(np.float32)
+    caches = [KVCache(), KVCache(), (KVCache(), KVCache(fixed=True))]
+    calls = [
+        (attention, (x,), {"cache": caches[0]}),
+        (EncoderLayer(4, 2, 5, causal=True), (x, None, caches[1]), {}),
+        (DecoderLayer(4, 2, 5), (x, memory), {"cache": caches[2]}),
+    ]
+    for module, inputs, options in calls:
+        for layer in (module, Checkpoint(module), Checkpoint(Checkpoint(module))):
+            with pytest.raises(BackwardError, match="a cache was given and gradients are on"):
+                layer(*inputs, **options)
+            module.clear()
+        assert Checkpoint(module).pending == 0
+    assert all(cache.length == 0 for cache in (*caches[:2], *caches[2]))
+    with no_grad():
+        Checkpoint(attention)(x, cache=caches[0])
+    assert caches[0].length == 3
+
+
+def test_after_lay_out_weights_gradients_are_the_same_but_for_rounding():
+    plain = GatedFeedForward(16, 32, rng=np.random.default_rng(0))
+    x = normal(64, 16).astype(np.float32)
+    y, dx = plain(x), plain.backward(x)
+    wrapped = Checkpoint(lay_out_weights(plain))
+    np.testing.assert_allclose(wrapped(x), y, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(wrapped.backward(x), dx, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, len, Linear])
+@pytest.mark.parametrize("use", [Checkpoint, checkpoint_layers, lay_out_weights])
+def test_no_module(use, wrong):
+    with pytest.raises(ConfigError, match=rf"{use.__name__}: mod(ule|el) is .*, expected a Module"):
+        use(wrong)
 
 
 def test_misuse_is_named():

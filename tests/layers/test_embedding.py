@@ -7,7 +7,7 @@ from helpers import check_gradients, generic, normal
 from numtrans.errors import ConfigError
 from numtrans.layers import Embedding
 from numtrans.layers import embedding as source
-from numtrans.layers.embedding import sum_by_id
+from numtrans.layers.embedding import segment_sums, sum_by_id
 
 
 @pytest.mark.parametrize("scale", [True, False])
@@ -77,9 +77,15 @@ def test_any_integer_dtype(dtype):
     np.testing.assert_array_equal(layer.E.grad[:, 0], [0, 1, 0, 0, 1])
 
 
+def test_segment_sums_of_no_rows():
+    present, sums = segment_sums(np.zeros((0, 3)), np.zeros(0, int))
+    assert present.shape == (0,)
+    assert sums.shape == (0, 3)
+
+
 def test_initial_values():
     table = Embedding(2000, 64, rng=np.random.default_rng(0)).E.data
     assert table.std() == pytest.approx(64**-0.5, rel=0.02)
     assert Embedding(2000, 64, std=0.02, rng=np.random.default_rng(0)).E.data.std() == pytest.approx(0.02, rel=0.02)
-    with pytest.raises(ConfigError, match="got 0, 4"):
+    with pytest.raises(ConfigError, match="Embedding: vocab_size is 0, expected an integer"):
         Embedding(0, 4)

@@ -5,6 +5,7 @@ import pytest
 from helpers import check_gradients, generic, normal
 
 from numtrans.errors import ConfigError
+from numtrans.gradcheck import gradcheck
 from numtrans.layers import GEGLU, FeedForward, GatedFeedForward, ReGLU, SwiGLU
 from numtrans.layers.activations import ACTIVATIONS, make_activation
 from numtrans.layers.feedforward import GATES, make_feedforward
@@ -18,6 +19,11 @@ def test_gradients(name, bias, dropout):
     layer = generic(make_feedforward(name, 3, 5, bias=bias, dropout=dropout, rng=np.random.default_rng(2)))
     check_gradients(layer, normal(2, 2, 3))
     assert len(layer.parameters()) == (3 if name in GATES else 2) * (1 + bias)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_complex_step(name):
+    assert gradcheck(make_feedforward(name, 3, 5, rng=np.random.default_rng(2)), normal(2, 3), method="complex")
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

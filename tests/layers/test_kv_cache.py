@@ -213,7 +213,7 @@ def test_refused_for_another_batch_stack_or_kind():
             two(x, cache=stack)
     with pytest.raises(ConfigError, match="Encoder: a cache needs causal=True"):
         Encoder(1, D, H, 6).make_cache()
-    with pytest.raises(ConfigError, match="KVCache: capacity must be an integer of at least 1, got 0"):
+    with pytest.raises(ConfigError, match="KVCache: capacity is 0, expected an integer of at least 1"):
         KVCache(0)
 
 

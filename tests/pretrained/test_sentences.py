@@ -51,6 +51,17 @@ def test_each_sentence_by_hand(folder):
     np.testing.assert_allclose(encoder.encode(TEXTS[1]), vectors[1:2], rtol=0, atol=1e-6)
 
 
+def test_encoding_between_a_forward_and_its_backward(folder):
+    encoder = SentenceEncoder.from_pretrained(folder)
+    encoder.model.train()
+    h = encoder.model(np.array([[2, 5, 6, 3]]))
+    pending = encoder.model.pending
+    encoder.encode(TEXTS)
+    assert encoder.model.pending == pending > 0
+    encoder.model.backward(np.ones_like(h))
+    assert encoder.model.pending == 0
+
+
 def test_long_sentences_are_cut(folder):
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 5}')
     encoder = SentenceEncoder.from_pretrained(folder)
