@@ -7,7 +7,6 @@ with the same parameters, bit for bit, as one that was never stopped.
 
 import json
 import math
-import numbers
 import signal
 import threading
 import zlib
@@ -25,6 +24,7 @@ from numtrans.checkpoint import (
     write_arrays,
     write_text,
 )
+from numtrans.checks import check_count
 from numtrans.errors import CheckpointError, ConfigError
 from numtrans.module import no_grad
 from numtrans.optim import NonFiniteError, clip_grad_norm
@@ -125,8 +125,8 @@ class Trainer:
         whole = {"micro_batches": micro_batches, "workers": workers, "log_every": log_every}
         whole.update(evaluate_every=evaluate_every, save_every=save_every, patience=patience)
         for name, value in whole.items():
-            if value is not None and (not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1):
-                raise ConfigError(f"Trainer: {name} is {value!r}, expected a whole number of 1 or more")
+            if value is not None:
+                check_count("Trainer", name, value)
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ConfigError(f"Trainer: max_grad_norm is {max_grad_norm}, expected a number above 0 or None")
         learned = {id(parameter) for parameter in model.parameters()}

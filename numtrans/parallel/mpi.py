@@ -56,7 +56,7 @@ class Ranks(Shards):
         if not comm or not hasattr(comm, "size") or getattr(comm, "is_inter", False):
             raise ConfigError(f"Ranks: comm is {comm!r}, expected one of mpi4py such as MPI.COMM_WORLD")
         self.comm, self.rank, self.ranks = comm, comm.rank, comm.size
-        super().__init__(model, loss, workers or 1, micro_batches)
+        super().__init__(model, loss, 1 if workers is None else workers, micro_batches)
         if comm.size > 1 and "mpi4py.run" not in sys.modules:
             raise ConfigError(f"Ranks: an error in one rank must end all of them; start with `{COMMAND}`")
 

@@ -7,6 +7,7 @@ import threading
 from threadpoolctl import ThreadpoolController
 
 from numtrans.backend import backend_name
+from numtrans.checks import check_count
 from numtrans.parallel.pieces import can_split, check_split, check_targets, divisor, piece_gradients, split_batch
 from numtrans.parallel.pool import Pool
 from numtrans.parallel.twins import GradientSum, Shard
@@ -41,8 +42,8 @@ class Shards:
     Raises
     ------
     ConfigError
-        If `workers` or `micro_batches` is more than 1 and a part of the model needs the whole batch (`BatchNorm`), or
-        has something that cannot be copied for another thread.
+        If a number is not an integer above 0; if `workers` or `micro_batches` is more than 1 and a part of the model
+        needs the whole batch (`BatchNorm`), or has something that cannot be copied for another thread.
 
     Notes
     -----
@@ -54,6 +55,9 @@ class Shards:
     rank, ranks = 0, 1  # of MPI, see `Ranks`: here there is one
 
     def __init__(self, model, loss, workers=None, micro_batches=1):
+        owner = type(self).__name__
+        check_count(owner, "workers", 1 if workers is None else workers)
+        check_count(owner, "micro_batches", micro_batches)
         self.model, self.loss, self.workers, self.micro_batches = model, loss, workers, micro_batches
         self.pool, self.shards, self.totals = Pool(1), [Shard(model, loss)], []
         self.check_split()

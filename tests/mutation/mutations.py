@@ -797,7 +797,7 @@ MUTATIONS = [
     Mutation("training-gradients-kept", TRAINING, "# 2. gradients\n            self.model.zero_grad()",
              "# 2. gradients",
              "gradients of earlier steps not cleared"),
-    Mutation("training-schedule-step", TRAINING, "self.schedule(step)", "self.schedule(step + 1)",
+    Mutation("training-schedule-step", TRAINING, "lr = self.schedule(step)", "lr = self.schedule(step + 1)",
              "rate of the next step"),
     Mutation("training-not-clipped", TRAINING, "self.max_grad_norm or math.inf", "math.inf", "gradients not clipped"),
     Mutation("training-evaluates-in-training", TRAINING, "self.model.eval()", "self.model.train()",

@@ -363,8 +363,13 @@ def test_numbers_of_workers():
 
     assert trainer(np.int64(2)).shards.workers == 2
     for wrong in (True, 0, 1.5, "2"):
-        with pytest.raises(ConfigError, match=r"workers is .*expected a whole number"):
+        with pytest.raises(ConfigError, match=r"Trainer: workers is .*expected an integer of at least 1"):
             trainer(wrong)
+    for kind in ("threads", "processes"):
+        with pytest.raises(ConfigError, match=r"workers is -1, expected an integer of at least 1"):
+            make_workers(model, MSELoss(), -1, kind=kind)
+    with pytest.raises(ConfigError, match=r"Shards: micro_batches is 0, expected"):
+        Shards(model, MSELoss(), 1, 0)
 
 
 def test_a_gradient_of_another_shape_is_refused_before_anything_changes():
