@@ -7,7 +7,6 @@ from numtrans.checks import check_sizes
 from numtrans.errors import ConfigError
 from numtrans.layers.feedforward import make_feedforward
 from numtrans.layers.kv_cache import StackCache
-from numtrans.layers.masks import causal_mask
 from numtrans.layers.multi_head_attention import MultiHeadAttention
 from numtrans.layers.normalization import make_norm
 from numtrans.layers.relative import ShawRelativePosition
@@ -137,10 +136,7 @@ class DecoderLayer(Module):
         `cache` is a pair of `KVCache`: one that grows, for self-attention, and a fixed one.
         """
         own, cross = (None, None) if cache is None else cache
-        if tgt_mask is None:
-            Tt = tgt.shape[-2]
-            tgt_mask = causal_mask(Tt, Tt if own is None else own.length + Tt)
-        x = self.self_attention(tgt, mask=tgt_mask, **given(own))           # (B, Tt, D)
+        x = self.self_attention(tgt, mask=tgt_mask, causal=tgt_mask is None, **given(own))  # (B, Tt, D)
         x = self.cross_attention(x, memory, mask=memory_mask, **given(cross))  # (B, Tt, D)
         return self.feedforward(x)                                          # (B, Tt, D)
 

@@ -1,6 +1,7 @@
 """Encoder and decoder layers and stacks, against the equations composed by hand from layers."""
 
 import copy
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from numtrans.layers import (
     BatchNorm,
     Dropout,
     GatedFeedForward,
+    KVCache,
     LayerNorm,
     RMSNorm,
     RotaryPositionalEncoding,
@@ -20,6 +22,7 @@ from numtrans.layers import (
     causal_mask,
     padding_mask,
 )
+from numtrans.module import no_grad
 
 X, MEMORY = normal(2, 3, 4), normal(2, 2, 4, seed=1)
 MASK = padding_mask([3, 2])
@@ -227,3 +230,40 @@ def test_dropout_of_the_encoder_is_where_it_should_be():
         "self_attention.sublayer.attention.dropout": 0.25, "self_attention.dropout": 0.25,
         "feedforward.sublayer.dropout": 0.25, "feedforward.dropout": 0.25,
     }  # fmt: skip
+
+
+def test_a_decoder_in_tiles_makes_no_array_of_all_pairs():
+    """Not in numbers and not in booleans: the peak is below a byte for each pair of tokens."""
+    T = 2048
+    layer = DecoderLayer(16, 2, 16, block_size=128, rng=np.random.default_rng(0))
+    x, memory = normal(1, T, 16).astype(np.float32), normal(1, 3, 16).astype(np.float32)
+    tracemalloc.start()
+    try:
+        y = layer(x, memory)
+        layer.backward(np.ones_like(y))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < T * T
+
+
+@pytest.mark.parametrize("position", [None, "rope", "t5"])
+def test_a_decoder_without_a_mask_is_causal(position):
+    """The same as with the mask given, in training and, token by token, from a cache."""
+    T = 70  # more than one block of queries
+    positions = {"rope": lambda: RotaryPositionalEncoding(4), "t5": lambda: T5RelativeBias(2, bidirectional=False)}
+    rng = np.random.default_rng(0)
+    position = positions[position]() if position else None
+    layer = DecoderLayer(8, 2, 8, position=position, rng=rng).astype(np.float64)
+    x, memory, dy = normal(2, T, 8), normal(2, 3, 8), normal(2, T, 8, seed=1)
+    found = []
+    for mask in (None, causal_mask(T)):
+        layer.zero_grad()
+        y = layer(x, memory, mask)
+        found.append([y, *layer.backward(dy), *(p.grad for p in layer.parameters())])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12)
+    cache = KVCache(), KVCache(fixed=True)
+    with no_grad():
+        parts = [layer(x[:, t : t + 1], memory, cache=cache) for t in range(T)]
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), found[0][0], rtol=1e-10, atol=1e-12)

@@ -204,8 +204,8 @@ def _pairs(a, stack, kind, tokens, batch):
     """Whether attention works in tiles, and the formula of the weights that it saves if not, asked of the layer."""
     own = kind == "attention"
     relative = True if own and a.position in ("shaw", "t5", "alibi") else None
-    layer = ScaledDotProductAttention(a.dropout, own and stack.causal and not stack.cross, position=relative)
-    pairs = sum((rows.stop - rows.start) * seen for rows, seen in layer.row_blocks(tokens, tokens))
+    layer, causal = ScaledDotProductAttention(a.dropout, position=relative), own and stack.causal
+    pairs = sum((rows.stop - rows.start) * seen for rows, seen in layer.row_blocks(tokens, tokens, causal))
     tiles = layer.tile_size(batch, a.sizes["H"], tokens, tokens)
     return tiles, "H T^2" if pairs == tokens**2 else f"{pairs} H"
 

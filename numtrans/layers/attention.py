@@ -96,12 +96,12 @@ class ScaledDotProductAttention(Module):
         """Weights (B, H, Tq, Tk) of the latest forward, before dropout; None after `clear` and with tiles."""
         return None if self.blocks is None else join_blocks(self.blocks)
 
-    def forward(self, query, key=None, value=None, mask=None, offset=None):
+    def forward(self, query, key=None, value=None, mask=None, offset=None, causal=None):
         """Attend from `query` (B, H, Tq, d) to `key` (B, G, Tk, d), `value` (B, G, Tk, dv): (B, H, Tq, dv).
 
         `key` defaults to `query` and `value` to `key`; backward then returns one gradient for each array given.
         `mask` is boolean, True = may attend, and broadcasts to (B, H, Tq, Tk). `offset` is the place of the first query
-        among the keys, for relative positions: by default ``Tk - Tq`` if causal, else 0.
+        among the keys, for relative positions: by default ``Tk - Tq`` if causal, else 0. `causal` is for this call.
         """
         given = 1 + (key is not None) + (value is not None)
         key = query if key is None else key
@@ -110,10 +110,10 @@ class ScaledDotProductAttention(Module):
         scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
         (B, H, Tq, _), (G, Tk), xp = query.shape, key.shape[1:3], get_xp(query)
         mask = None if mask is None else checked_mask(mask, query, (B, H, Tq, Tk), type(self).__name__)
-        if offset is None:
-            offset = Tk - Tq if self.causal else 0
+        causal = self.causal if causal is None else causal
+        offset = offset if offset is not None else Tk - Tq if causal else 0
         if size := self.tile_size(B, H, Tq, Tk):
-            tiles = Tiles((B, H, Tq, Tk), size, self.causal, self.window, mask, self.dropout)
+            tiles = Tiles((B, H, Tq, Tk), size, causal, self.window, mask, self.dropout)
             O, L = blockwise_attention_forward(query, key, value, scale, tiles)
             self.blocks = None
             self.save(query, key, value, tiles, (O, L), scale, given)
@@ -121,14 +121,14 @@ class ScaledDotProductAttention(Module):
         q = query * scale
         O = empty_by_token(xp, (B, H, Tq, value.shape[-1]), q.dtype)
         blocks, dropped = [], []
-        for rows, seen in self.row_blocks(Tq, Tk):
+        for rows, seen in self.row_blocks(Tq, Tk, causal):
             n = rows.stop - rows.start
             # 1. scores; the scale on q, the smaller array
             S = (stack_groups(q[:, :, rows], G) @ key[:, :, :seen].swapaxes(-1, -2)).reshape(B, H, n, seen)
             if self.position is not None:
                 S += self.position.scores(q, Tk, offset)
             # 2. masks
-            if self.causal and n > 1:  # the last query of the block sees every key, and so does each but the last n
+            if causal and n > 1:  # the last query of the block sees every key, and so does each but the last n
                 S[..., max(seen - n, 0) :] += causal_bias(xp, n, min(seen, n), S.dtype)
             if self.window is not None and seen > self.window:
                 S += window_bias(xp, n, seen, self.window, S.dtype)
@@ -186,9 +186,9 @@ class ScaledDotProductAttention(Module):
         many = Tq * Tk > TILE**2 and B * H * Tq * Tk > MANY_SCORES and self.position is None
         return self.block_size if self.block_size is not None else TILE if many else 0
 
-    def row_blocks(self, Tq, Tk):
+    def row_blocks(self, Tq, Tk, causal):
         """Slices of queries, each with the number of keys that it meets: a causal block none after its last query's."""
-        whole = not self.causal or self.position is not None or (self.dropout.training and self.dropout.p > 0)
+        whole = not causal or self.position is not None or (self.dropout.training and self.dropout.p > 0)
         n = max(Tq, 1) if whole else ROWS
         blocks = [slice(start, min(start + n, Tq)) for start in range(0, max(Tq, 1), n)]
         return [(rows, max(rows.stop + Tk - Tq, 0)) for rows in blocks]

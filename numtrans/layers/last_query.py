@@ -39,17 +39,17 @@ def attend_from_last(query, key, value, scale):
     return (P @ value).reshape(B, H, 1, value.shape[-1]), P.reshape(B, H, 1, key.shape[2])
 
 
-def attend_to_cache(attention, query, key, value, mask, offset):
-    """``attention(query, key, value, mask, offset)`` without gradients, by `attend_from_last` where that is the same.
+def attend_to_cache(attention, query, key, value, mask, offset, causal=None):
+    """``attention(...)`` with these arguments, without gradients; by `attend_from_last` where that is the same.
 
     Parameters
     ----------
     attention : ScaledDotProductAttention
-    query, key, value, mask, offset
+    query, key, value, mask, offset, causal
         As in its ``forward``.
     """
     if not sees_every_key(attention, query, key, mask):
-        return attention(query, key, value, mask, offset)
+        return attention(query, key, value, mask, offset, causal)
     scale = query.shape[-1] ** -0.5 if attention.scale is None else attention.scale
     output, P = attend_from_last(query, key, value, scale)
     attention.blocks = [(slice(0, 1), key.shape[2], P)]

@@ -95,15 +95,15 @@ class MultiHeadAttention(Module):
         """Weights (B, H, Tq, Tk) of the latest forward, before dropout; None with tiles (see `block_size`)."""
         return self.attention.attention_weights
 
-    def forward(self, query, key=None, value=None, mask=None, cache=None):
+    def forward(self, query, key=None, value=None, mask=None, cache=None, causal=None):
         """Attend from `query` (B, Tq, D) to `key` and `value` (B, Tk, D); the output is (B, Tq, D).
 
         `key` defaults to `query` (self-attention) and `value` to `key`; backward returns one gradient for each array
         given. `mask` is boolean, True = may attend, and broadcasts to (B, H, Tq, Tk). With a `cache`, see
-        `forward_cached`.
+        `forward_cached`. `causal` replaces, for this call, that of the constructor.
         """
         if cache is not None:
-            return self.forward_cached(query, key, value, mask, cache)
+            return self.forward_cached(query, key, value, mask, cache, causal)
         given = 1 + (key is not None) + (value is not None)
         key = query if key is None else key
         value = key if value is None else value
@@ -114,12 +114,12 @@ class MultiHeadAttention(Module):
         v = split_heads(self.v_proj(value), self.num_kv_heads)              # (B, G, Tk, dv)
         # 2. rotate by position; with a causal mask the last query has the place of the last key
         if self.rotary is not None:
-            shift = key.shape[1] - query.shape[1] if self.attention.causal else 0
+            shift = key.shape[1] - query.shape[1] if (self.attention.causal if causal is None else causal) else 0
             q = self.rotary(q, max(shift, 0))
             k = self.rotary(k, max(-shift, 0))
         # 3. share and 4. attend, 5. merge and project
         self.save(given)
-        return self.out_proj(merge_heads(self.attention(q, k, v, mask)))    # (B, Tq, D)
+        return self.out_proj(merge_heads(self.attention(q, k, v, mask, causal=causal)))    # (B, Tq, D)
 
     def backward(self, dy):
         """Given dy (B, Tq, D), return one gradient for each array that forward was given."""
@@ -139,7 +139,7 @@ class MultiHeadAttention(Module):
             return dquery + dkey + dvalue
         return (dquery, dkey + dvalue) if given == 2 else (dquery, dkey, dvalue)
 
-    def forward_cached(self, query, key, value, mask, cache):
+    def forward_cached(self, query, key, value, mask, cache, causal=None):
         """As forward, for tokens that follow those whose keys and values `cache` holds; within `no_grad` only.
 
         Self-attention (no `key`): the Tq tokens stand at places ``cache.length`` and after, are added to the cache and
@@ -162,7 +162,7 @@ class MultiHeadAttention(Module):
             k, v = cache.append(k if self.rotary is None else self.rotary(k, start), v)
         q = split_heads(q, self.num_heads)                                  # (B, H, Tq, d)
         q = q if self.rotary is None else self.rotary(q, start)
-        return self.out_proj(merge_heads(attend_to_cache(self.attention, q, k, v, mask, start)))  # (B, Tq, D)
+        return self.out_proj(merge_heads(attend_to_cache(self.attention, q, k, v, mask, start, causal)))
 
     def siblings(self):
         """The linear layers that share one input in self-attention, see `lay_out_weights`."""

@@ -70,17 +70,16 @@ def by_token(owner, mask, shape):
 
 
 def target_mask(owner, tgt, tgt_mask, num_heads, start=0):
-    """The causal mask (T, start + T) of `tgt` (B, T), which follows `start` tokens, and what `tgt_mask` hides besides.
+    """What `tgt_mask`, which broadcasts to (B, H, T, start + T), hides besides the causal mask; None if there is none.
 
-    `tgt_mask` broadcasts to (B, H, T, start + T).
+    `tgt` (B, T) follows `start` tokens. The layers of a decoder are causal without a mask, which makes no (T, T) array.
     """
-    B, T = np.shape(tgt)
-    mask = causal_mask(T, start + T)
     if tgt_mask is None:
-        return mask
+        return None
+    B, T = np.shape(tgt)
     tgt_mask = check_boolean(tgt_mask, owner)
     check_fits(tgt_mask, (B, num_heads, T, start + T), owner, "tgt_mask")
-    return to_device(mask, backend_name(tgt_mask)) & tgt_mask
+    return to_device(causal_mask(T, start + T), backend_name(tgt_mask)) & tgt_mask
 
 
 def _have(name):

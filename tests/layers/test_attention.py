@@ -105,7 +105,7 @@ def test_blocks_of_queries(Tq, Tk, window, heads):
     q, k, v = normal(2, H, Tq, 3), normal(2, G, Tk, 3, seed=1), normal(2, G, Tk, 5, seed=2)
     mask = np.random.default_rng(3).random((2, 1, 1, Tk)) < 0.8
     layer, whole = ScaledDotProductAttention(causal=True, window=window), ScaledDotProductAttention()
-    assert len(layer.row_blocks(Tq, Tk)) > 1
+    assert len(layer.row_blocks(Tq, Tk, True)) > 1
     both = mask & causal_mask(Tq, Tk, window=window)
     np.testing.assert_allclose(layer(q, k, v, mask), whole(q, k, v, both), rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(layer.attention_weights, whole.attention_weights, rtol=1e-12, atol=1e-15)
