@@ -7,9 +7,10 @@ call above what is held before it: the inputs, the gradient of the output and th
 import math
 
 from benchmarks import plots
-from benchmarks.common import load, note, options, print_machine, print_times, save
+from benchmarks.common import load, note, options, print_machine, print_times, save, seconds
 from numtrans.bench import Contestant, ContestantError, compete, peak_memory, ratio
 from numtrans.checkpoint import check_folder
+from numtrans.cli.arguments import positive
 
 FUSED = "PyTorch fused"
 OURS = "numtrans"  # the form that is chosen without block_size: in tiles where there are many scores
@@ -25,8 +26,8 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 def add(commands):
     """Add the command to the parser."""
     command = commands.add_parser("attention", help="time and memory of attention against the number of tokens")
-    command.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS), metavar="T", help="tokens")
-    command.add_argument("--budget", type=float, default=2.0, help="seconds of a turn")
+    command.add_argument("--lengths", nargs="+", type=positive, default=list(LENGTHS), metavar="T", help="tokens")
+    command.add_argument("--budget", type=seconds, default=2.0, help="seconds of a turn")
     options(command)
     command.set_defaults(run=run)
 

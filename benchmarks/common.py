@@ -3,6 +3,7 @@
 import argparse
 import datetime
 import json
+import math
 import os
 import shlex
 import sys
@@ -11,18 +12,27 @@ from pathlib import Path
 from numtrans.bench import median_seconds, ratio
 from numtrans.bench.machine import describe, machine_facts
 from numtrans.checkpoint import check_folder, write_json
+from numtrans.cli.arguments import positive
 
 RESULTS = Path(__file__).parent / "results"
 
 
 def options(command, rounds=7):
     """Options of every benchmark."""
-    command.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of all (default: the cores)")
-    command.add_argument("--rounds", type=int, default=rounds, help="turns of each contestant (default %(default)s)")
+    command.add_argument("--threads", type=positive, default=os.cpu_count(), help="threads of all (default: the cores)")
+    command.add_argument("--rounds", type=positive, default=rounds, help="turns of each (default %(default)s)")
     command.add_argument(
         "--out", type=Path, default=RESULTS, metavar="DIR", help="folder of the results (default benchmarks/results)"
     )
     command.formatter_class = argparse.ArgumentDefaultsHelpFormatter
+
+
+def seconds(text):
+    """A number of seconds above 0, for argparse."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: expected seconds, a number above 0")
+    return value
 
 
 def save(out, name, about, results):

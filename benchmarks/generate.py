@@ -11,6 +11,7 @@ import numpy as np
 from benchmarks.common import note, options, print_machine, print_times, save
 from numtrans.bench import Contestant, compete, median_seconds, ratio
 from numtrans.checkpoint import check_folder
+from numtrans.cli.arguments import positive
 
 NUMTRANS, GENERATE, LOOP, MEMORY = "numtrans", "transformers generate", "PyTorch loop", "reading the weights"
 MODELS = {"gpt2": "GPT-2 124M", "smollm2": "SmolLM2-135M"}
@@ -20,7 +21,7 @@ def add(commands):
     """Add the command to the parser."""
     command = commands.add_parser("generate", help="tokens a second against transformers and the speed of the memory")
     command.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="what writes")
-    command.add_argument("--tokens", type=int, default=64, help="tokens to write")
+    command.add_argument("--tokens", type=positive, default=64, help="tokens to write")
     options(command)
     command.set_defaults(run=run)
 

@@ -1,7 +1,7 @@
 """``python -m benchmarks train``: the time of a training step, forward, loss, backward and AdamW."""
 
 from benchmarks import plots
-from benchmarks.common import load, note, options, print_machine, print_times, save
+from benchmarks.common import load, note, options, print_machine, print_times, save, seconds
 from numtrans.bench import Contestant, compete, ratio
 from numtrans.bench.models import SIZES, size_text
 from numtrans.checkpoint import check_folder
@@ -25,7 +25,7 @@ def add(commands):
     command.add_argument(
         "--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS), help="who takes part"
     )
-    command.add_argument("--budget", type=float, default=2.0, help="seconds of a turn")
+    command.add_argument("--budget", type=seconds, default=2.0, help="seconds of a turn")
     options(command)
     command.set_defaults(run=run)
 

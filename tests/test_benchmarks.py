@@ -141,6 +141,20 @@ def test_a_contestant_that_fails_has_no_memory():
         peak_memory(contestant("broken"))
 
 
+def test_a_turn_may_last_its_budget_however_long(monkeypatch):
+    limits = []
+    asked = Worker.ask
+
+    def ask(self, limit, **request):
+        limits.append((request["do"], limit))
+        return asked(self, 60.0, **request | {"budget": 0.1} if "budget" in request else request)
+
+    monkeypatch.setattr(Worker, "ask", ask)
+    found = compete([contestant("fine", value=1)], 1, want=1, budget=500.0, limit=20.0)
+    assert len(found["contestants"]["fine"]["rounds"]) == 1
+    assert limits == [("setup", 20.0), ("sample", 520.0)]
+
+
 # samples
 
 
@@ -226,6 +240,25 @@ def test_the_batch_is_split_over_the_threads(monkeypatch):
         step()
         work.add(facts["gflop"])
     assert len(work) == 1
+
+
+# the command line
+
+
+NUMBERS = (
+    ("train", "--threads", "0 -1 1.5 x"), ("import", "--rounds", "0 -1"), ("memory", "--rounds", "0"),
+    ("growth", "--threads", "-1"), ("profile", "--rounds", "0"), ("attention", "--lengths", "0 -4"),
+    ("generate", "--tokens", "0 -1"), ("train", "--budget", "0 -1 nan inf x"), ("attention", "--budget", "nan"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "option", "values"), NUMBERS, ids=lambda text: text)
+def test_a_number_that_makes_no_sense_is_refused(command, option, values, tmp_path, capsys):
+    for value in values.split():
+        with pytest.raises(SystemExit) as stopped:
+            main([command, option, value, "--out", str(tmp_path)])
+        assert stopped.value.code == 2
+        assert f"argument {option}: " in capsys.readouterr().err
 
 
 # the benchmarks and their table

@@ -132,7 +132,7 @@ def compete(contestants, rounds=7, *, want=3, budget=2.0, limit=300.0, say=None)
     budget : float
         Seconds of a turn; a turn has two samples at least.
     limit : float
-        Seconds after which a contestant that does not answer is out.
+        Seconds after which a contestant that does not answer is out; for a turn, those beyond its budget.
     say : callable, optional
         Called with a line of text when something happens.
 
@@ -149,7 +149,7 @@ def compete(contestants, rounds=7, *, want=3, budget=2.0, limit=300.0, say=None)
     results = {"contestants": entries, "sees_waiting": True, "interrupted": False}
     workers = {}
 
-    def turn(contestant, **request):
+    def turn(contestant, limit, **request):
         """The reply, or None if the contestant is out."""
         entry = entries[contestant.name]
         if entry["error"] is None:
@@ -164,7 +164,7 @@ def compete(contestants, rounds=7, *, want=3, budget=2.0, limit=300.0, say=None)
         for c in contestants:
             start = time.perf_counter()
             workers[c.name] = Worker(c.threads)
-            reply = turn(c, do="setup", factory=c.factory, arguments=c.arguments)
+            reply = turn(c, limit, do="setup", factory=c.factory, arguments=c.arguments)
             if reply is not None:
                 say(f"{c.name}: ready after {time.perf_counter() - start:.1f} s")
                 entries[c.name].update(facts=reply["facts"], first=reply["first"])
@@ -172,7 +172,7 @@ def compete(contestants, rounds=7, *, want=3, budget=2.0, limit=300.0, say=None)
         for number in range(rounds):
             for c in contestants if number % 2 == 0 else contestants[::-1]:
                 time.sleep(PAUSE)
-                reply = turn(c, do="sample", want=want, budget=budget)
+                reply = turn(c, limit + budget, do="sample", want=want, budget=budget)
                 if reply is not None:
                     entries[c.name]["rounds"].append(reply)
     except KeyboardInterrupt:
