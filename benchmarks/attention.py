@@ -7,7 +7,7 @@ call above what is held before it: the inputs, the gradient of the output and th
 import math
 
 from benchmarks import plots
-from benchmarks.common import load, note, options, print_machine, print_times, save, seconds
+from benchmarks.common import load, note, options, print_machine, print_times, save, seconds, shown
 from numtrans.bench import Contestant, ContestantError, compete, peak_memory, ratio
 from numtrans.checkpoint import check_folder
 from numtrans.cli.arguments import positive
@@ -33,9 +33,10 @@ def add(commands):
 
 
 def run(arguments):
-    """Measure each T, print the tables, write the results and their plot."""
+    """Measure each T, print the tables, write the results and their plot; the status is 130 after Ctrl-C."""
     print_machine()
     check_folder(arguments.out)
+    interrupted = False
     for tokens in arguments.lengths:
         contestants = [
             Contestant(name, factory, {"tokens": tokens, **extra}, arguments.threads)
@@ -43,39 +44,46 @@ def run(arguments):
         ]  # fmt: skip
         print(f"\nT {tokens}, 2 sequences, 8 heads of 64, causal, {arguments.threads} thread(s)", flush=True)
         results = compete(contestants, arguments.rounds, budget=arguments.budget, limit=600.0, say=note)
+        save(arguments.out, f"attention-{tokens}", {"threads": arguments.threads}, results)
         print_times(results, FUSED)
-        save(arguments.out, f"attention-{tokens}", {"threads": arguments.threads}, results)
-        if results["interrupted"]:
+        interrupted = results["interrupted"]
+        if not interrupted:
+            results["extra"], interrupted = extra_memory(contestants)
+            save(arguments.out, f"attention-{tokens}", {"threads": arguments.threads}, results)
+            print_memory(results)
+        if interrupted:
             break
-        results["extra"] = extra_memory(contestants)
-        save(arguments.out, f"attention-{tokens}", {"threads": arguments.threads}, results)
-        print_memory(results)
     plots.attention(load(arguments.out, "attention"), arguments.out / "attention.png")
+    return 130 if interrupted else 0
 
 
 def extra_memory(contestants):
-    """Name -> bytes that a call needs at its peak, for those that did not fail."""
+    """Name -> bytes that a call needs at its peak, for those that did not fail; and whether Ctrl-C came."""
     found = {}
-    for contestant in contestants:
-        try:
-            measured = peak_memory(contestant, limit=600.0)
-            found[contestant.name] = measured["peak"] - measured["made"]
-        except ContestantError as error:
-            note(f"{contestant.name}: {error}")
-    return found
+    try:
+        for contestant in contestants:
+            try:
+                measured = peak_memory(contestant, limit=600.0)
+                found[contestant.name] = measured["peak"] - measured["made"]
+            except ContestantError as error:
+                note(f"{contestant.name}: {error}")
+    except KeyboardInterrupt:
+        note("stopped by Ctrl-C; this is what was measured")
+        return found, True
+    return found, False
 
 
 def print_memory(results):
     """Print the extra memory and its share of PyTorch's."""
     for name, extra in results["extra"].items():
-        share = f", share of {FUSED} {memory_share(results, name):.2f}" if FUSED in results["extra"] else ""
+        share = f", share of {FUSED} {shown(memory_share(results, name))}" if FUSED in results["extra"] else ""
         print(f"  {name}: {extra / 1e6:.1f} MB extra{share}", flush=True)
 
 
 def memory_share(results, name):
     """The extra memory of a contestant as a share of that of PyTorch's fused attention; NaN if one is missing."""
     extra = results.get("extra", {})
-    return extra[name] / extra[FUSED] if name in extra and FUSED in extra else float("nan")
+    return extra[name] / extra[FUSED] if name in extra and extra.get(FUSED, 0) > 0 else float("nan")
 
 
 def time_share(results, name):

@@ -196,14 +196,14 @@ def median_seconds(results, name):
     seconds : float
         NaN if there is no sample.
     clean : bool
-        Whether it is made of samples that did not wait for a core; if there were none, of all.
+        False if it is made of samples that waited for a core, as there were no others.
     """
     rounds = results["contestants"][name]["rounds"]
     kept = [s for turn in rounds if (s := turn_seconds(turn)) is not None]
     if kept:
         return statistics.median(kept), True
     waited = [statistics.median(turn["discarded"]) for turn in rounds if turn["discarded"]]
-    return (statistics.median(waited) if waited else float("nan")), False
+    return (statistics.median(waited), False) if waited else (float("nan"), True)
 
 
 def ratio(results, name, peer):
@@ -214,8 +214,8 @@ def ratio(results, name, peer):
     dict
         ``median`` (of the ratios of the rounds), ``low`` and ``high`` (the quarter points of those ratios),
         ``of_medians`` (the ratio of the medians), ``rounds`` (that counted: those in which both have samples that did
-        not wait) and ``clean`` (False if there was no such round and all samples were taken). Numbers are NaN if one
-        did not run.
+        not wait) and ``clean`` (False if there was no such round and all samples were taken). If one did not run, there
+        are no rounds and the other numbers are NaN.
     """
     pairs = list(zip(results["contestants"][name]["rounds"], results["contestants"][peer]["rounds"]))
     both = [(a, b) for a, b in ((turn_seconds(x), turn_seconds(y)) for x, y in pairs) if a and b]
@@ -224,7 +224,7 @@ def ratio(results, name, peer):
         both = [tuple(statistics.median(t["kept"] + t["discarded"]) for t in pair) for pair in pairs]
     if not both:
         nan = float("nan")
-        return {"median": nan, "low": nan, "high": nan, "of_medians": nan, "rounds": 0, "clean": False}
+        return {"median": nan, "low": nan, "high": nan, "of_medians": nan, "rounds": 0, "clean": True}
     ratios = [a / b for a, b in both]
     low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     of_medians = statistics.median(a for a, _ in both) / statistics.median(b for _, b in both)
