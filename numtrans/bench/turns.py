@@ -84,7 +84,8 @@ class Worker:
             line = None
         if line is None:
             self.process.wait()
-            raise ContestantError(f"its process ended with status {self.process.returncode}. {self._last_error()}")
+            last = self._last_error()
+            raise ContestantError(f"its process ended with status {self.process.returncode}{last and f'. {last}'}")
         reply = json.loads(line)
         if "error" in reply:
             raise ContestantError(reply["error"])
