@@ -4,6 +4,7 @@ import argparse
 import itertools
 import json
 import os
+import runpy
 import subprocess
 import sys
 import warnings
@@ -709,3 +710,34 @@ def test_a_reader_that_ends_is_no_error(tmp_path):
     done = subprocess.run(run, cwd=Path(__file__).parents[1], stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+# the script of the guide on parallel training
+
+
+@pytest.fixture(scope="module")
+def scaling():
+    return runpy.run_path(str(Path(__file__).parents[1] / "docs" / "guides" / "scaling.py"))
+
+
+@pytest.mark.parametrize("arguments", [["X"], [], ["S", "0"], ["S", "nan"], ["S", "soon"]], ids=" ".join)
+def test_a_size_that_is_unknown_and_seconds_that_are_none_are_refused(arguments, scaling, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        scaling["main"](arguments)
+    assert stopped.value.code == 2
+    printed = capsys.readouterr().err
+    assert "seconds" in printed if arguments[1:] else "size" in printed
+    assert "tiny" in printed  # what there is
+
+
+@pytest.mark.parametrize(("kept", "ratios"), [((3, 4), [True, True]), ((3, 0), [True, False]), ((0, 4), [False] * 2)])
+def test_times_as_fast_need_steps_that_did_not_wait(kept, ratios, scaling, capsys):
+    scaling["report"]({"one core": (12.0, kept[0]), "2 threads": (8.0, kept[1])})
+    one, two = capsys.readouterr().out.splitlines()
+    assert ["1.00 times" in one, "1.50 times" in two] == ratios
+    assert ["every step waited" in line for line in (one, two)] == [count == 0 for count in kept]
+
+
+def test_other_ranks_than_the_first_print_nothing(scaling, capsys):
+    scaling["report"]({})
+    assert capsys.readouterr().out == ""
