@@ -1,6 +1,7 @@
 """``python -m benchmarks COMMAND``: numtrans and its peers in turns, on this machine; writes JSON and a picture."""
 
 import argparse
+import os
 import signal
 import sys
 
@@ -20,8 +21,13 @@ def main(argv=None):
     arguments = top.parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what has been measured is written
     try:
-        return arguments.run(arguments) or 0
-    except NumtransError as error:
+        status = arguments.run(arguments) or 0
+        sys.stdout.flush()  # where the reader has gone, it is known here and not after the end
+        return status
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (NumtransError, ImportError, OSError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -8,9 +8,10 @@ import tempfile
 
 import numpy as np
 
-from benchmarks.common import note, options, print_machine, print_times, save
+from benchmarks.common import note, options, print_machine, print_times, save, shown
 from numtrans.bench import Contestant, compete, median_seconds, ratio
 from numtrans.checkpoint import check_folder
+from numtrans.cli.arguments import positive
 
 NUMTRANS, GENERATE, LOOP, MEMORY = "numtrans", "transformers generate", "PyTorch loop", "reading the weights"
 MODELS = {"gpt2": "GPT-2 124M", "smollm2": "SmolLM2-135M"}
@@ -20,7 +21,7 @@ def add(commands):
     """Add the command to the parser."""
     command = commands.add_parser("generate", help="tokens a second against transformers and the speed of the memory")
     command.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="what writes")
-    command.add_argument("--tokens", type=int, default=64, help="tokens to write")
+    command.add_argument("--tokens", type=positive, default=64, help="tokens to write")
     options(command)
     command.set_defaults(run=run)
 
@@ -37,9 +38,9 @@ def run(arguments):
         results |= about | {"tokens": arguments.tokens, "threads": arguments.threads}
         print(f"\n{MODELS[name]} ({about['weights']}), float32, prompt of {len(about['prompt'])} tokens, "
               f"{arguments.tokens} written greedily, {arguments.threads} thread(s)")  # fmt: skip
+        save(arguments.out, f"generate-{name}", {}, results)
         report(results)
         different = different or not same_tokens(results)
-        save(arguments.out, f"generate-{name}", {}, results)
         if results["interrupted"]:
             break
     return 130 if results["interrupted"] else 1 if different else 0
@@ -111,11 +112,13 @@ def report(results):
         rate = results["tokens"] / median_seconds(results, name)[0]
         attention = results["contestants"][name]["facts"].get("attention")
         also = f" (attention: {attention})" if attention else ""
-        print(f"  {name:22s} {rate:6.1f} tokens/s, {bound_share(results, name):.0%} of the bound{also}")
+        bound = shown(bound_share(results, name), ".0%")
+        print(f"  {name:22s} {shown(rate, '.1f'):>6s} tokens/s, {bound} of the bound{also}")
     seconds = median_seconds(results, MEMORY)[0]
     size = results["bytes"]
-    print(f"  bound: {1 / seconds:.1f} tokens/s, {size / 1e6:.0f} MB at {size / seconds / 1e9:.1f} GB/s")
+    speed = shown(size / seconds / 1e9, ".1f")
+    print(f"  bound: {shown(1 / seconds, '.1f')} tokens/s, {size / 1e6:.0f} MB at {speed} GB/s")
     if peer:
-        print(f"  tokens/s of {NUMTRANS} over those of {peer}: {1 / ratio(results, NUMTRANS, peer)['median']:.2f}")
+        print(f"  tokens/s of {NUMTRANS} over those of {peer}: {shown(1 / ratio(results, NUMTRANS, peer)['median'])}")
     if not same_tokens(results):
         print("  the libraries wrote different tokens")

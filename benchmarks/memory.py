@@ -2,7 +2,7 @@
 
 import statistics
 
-from benchmarks.common import note, options, print_machine, save
+from benchmarks.common import note, options, print_machine, save, shown
 from benchmarks.train import CONTESTANTS
 from numtrans.bench import Contestant, ContestantError, peak_memory
 from numtrans.bench.models import SIZES, size_text
@@ -27,29 +27,36 @@ def add(commands):
 
 
 def run(arguments):
-    """Measure each size, print a table, write the results."""
+    """Measure each size, print a table, write the results; the status is 130 after Ctrl-C."""
     print_machine()
     check_folder(arguments.out)
     for case in arguments.sizes:
         size = SIZES[case]
         print(f"\n{case}: {size_text(size)}; {arguments.threads} thread(s)")
-        results = measure(size, arguments.threads, arguments.rounds)
+        results, interrupted = measure(size, arguments.threads, arguments.rounds)
         save(arguments.out, f"memory-{case}", {"size": size, "threads": arguments.threads}, results)
         report(results)
+        if interrupted:
+            note("stopped by Ctrl-C; this is what was measured")
+            return 130
+    return 0
 
 
 def measure(size, threads, rounds):
-    """Name -> list of what `peak_memory` returned, or the error, for numtrans and PyTorch eager in turns."""
+    """Name -> list of what `peak_memory` returned, for numtrans and PyTorch eager in turns; and whether Ctrl-C came."""
     results = {}
-    for _ in range(rounds):
-        for key in ("numtrans", "eager"):
-            name, factory, extra = CONTESTANTS[key]
-            try:
-                found = peak_memory(Contestant(name, factory, {"size": size, **extra}, threads))
-                results.setdefault(name, []).append(found)
-            except ContestantError as error:
-                note(f"{name}: {error}")
-    return results
+    try:
+        for _ in range(rounds):
+            for key in ("numtrans", "eager"):
+                name, factory, extra = CONTESTANTS[key]
+                try:
+                    found = peak_memory(Contestant(name, factory, {"size": size, **extra}, threads))
+                    results.setdefault(name, []).append(found)
+                except ContestantError as error:
+                    note(f"{name}: {error}")
+    except KeyboardInterrupt:
+        return results, True
+    return results, False
 
 
 def amount(results, measure, name):
@@ -73,5 +80,5 @@ def report(results):
     print(f"{'MB':{width}s}" + "".join(f"{name:>16s}" for name in results) + f"{'share':>8s}")
     for measure, (more, _) in MEASURES.items():
         values = [amount(results, measure, name) / 1e6 for name in results]
-        shown = f"{share(results, measure):8.2f}" if more.startswith("peak") else ""
-        print(f"{measure:{width}s}" + "".join(f"{value:16.1f}" for value in values) + shown, flush=True)
+        of_peer = f"{shown(share(results, measure)):>8s}" if more.startswith("peak") else ""
+        print(f"{measure:{width}s}" + "".join(f"{value:16.1f}" for value in values) + of_peer, flush=True)

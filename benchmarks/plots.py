@@ -7,9 +7,9 @@ from numtrans.figures import BLACK, COLORS, new_figure, saved
 def train(cases, path, peer="PyTorch eager"):
     """A bar for each contestant and size: its time as a share of the peer's, with the quarter points of the rounds."""
     cases = {name: content["results"] for name, content in cases.items() if ran(content["results"], peer)}
-    if not cases:
+    names = list(dict.fromkeys(n for r in cases.values() for n in r["contestants"] if n != peer and ran(r, n)))
+    if not names:
         return
-    names = list(dict.fromkeys(n for results in cases.values() for n in results["contestants"] if n != peer))
     figure = new_figure(max(5, 1.6 * len(cases)), 3.6)
     axis = figure.subplots()
     width = 0.8 / max(1, len(names))
@@ -38,6 +38,9 @@ def growth(cases, path):
     """Time against batch, layers and prefix, each with the line that fits best."""
     from benchmarks.growth import line_fit, measured
 
+    cases = {name: case for name, case in cases.items() if measured(case)[0]}
+    if not cases:
+        return
     figure = new_figure(10, 3.2)
     for axis, (name, case), color in zip(figure.subplots(1, 3), cases.items(), COLORS):
         points, seconds = measured(case)
@@ -56,7 +59,9 @@ def attention(cases, path):
     """Time and extra memory against the number of tokens, both axes logarithmic."""
     cases = {int(T): content["results"] for T, content in cases.items()}
     cases = dict(sorted(cases.items()))
-    names = list(dict.fromkeys(name for results in cases.values() for name in results["contestants"]))
+    names = list(dict.fromkeys(name for r in cases.values() for name in r["contestants"] if ran(r, name)))
+    if not names:
+        return
     figure = new_figure(9, 3.6)
     left, right = figure.subplots(1, 2)
     for name, color, marker in zip(names, COLORS, "os^Dv*x"):
@@ -69,7 +74,8 @@ def attention(cases, path):
         axis.set_xlabel("tokens T")
         axis.set_ylabel(what)
         axis.set_xscale("log", base=2)
-        axis.legend(fontsize="small", frameon=False)
+        if axis.lines:  # after Ctrl-C there may be times and no memory
+            axis.legend(fontsize="small", frameon=False)
     left.set_title("Time")
     right.set_title("Memory")
     figure.suptitle("Attention forward and backward, causal, 8 heads of 64")

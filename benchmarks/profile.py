@@ -1,6 +1,6 @@
 """``python -m benchmarks profile``: where the time of a training step goes, layer by layer."""
 
-from benchmarks.common import note, options, print_machine, save
+from benchmarks.common import note, options, print_machine, save, shown
 from numtrans.bench import Contestant, compete, median_seconds
 from numtrans.bench.models import SIZES, size_text
 from numtrans.checkpoint import check_folder
@@ -42,6 +42,8 @@ def table(results):
     entry = results["contestants"][PROFILE]
     if entry["error"] is not None:
         return [f"failed: {entry['error']}"]
+    if entry["first"] is None:  # Ctrl-C came before
+        return ["nothing was measured"]
     rows = {}
     for name, direction, seconds in entry["first"]:
         rows.setdefault(name, [0.0, 0.0])[direction == "backward"] += seconds
@@ -54,4 +56,5 @@ def table(results):
         lines.append(f"| {name} | {1e3 * ahead:.2f} | {1e3 * back:.2f} | {(ahead + back) / whole:.1%} |")
     products, _ = median_seconds(results, PRODUCTS)
     lines.append(f"| all | {1e3 * whole:.2f} | | |")
-    return [*lines, f"| the matrix products alone | {1e3 * products:.2f} | | {products / whole:.1%} |"]
+    each, share = shown(1e3 * products), shown(products / whole, ".1%")
+    return [*lines, f"| the matrix products alone | {each} | | {share} |"]

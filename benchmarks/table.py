@@ -2,8 +2,8 @@
 
 import math
 
-from benchmarks import attention, generate, growth, imports, memory, train
-from benchmarks.common import RESULTS, load
+from benchmarks import attention, generate, growth, imports, memory, plots, train
+from benchmarks.common import RESULTS, load, shown
 from numtrans.bench import ratio
 from numtrans.bench.machine import describe
 
@@ -42,7 +42,9 @@ def at_most(value, goal):
 
 
 def spread(share):
-    """A ratio with its quarter points and the number of rounds, marked if the machine was never quiet."""
+    """A ratio with its quarter points and the number of rounds, marked if the machine was never quiet; or a dash."""
+    if not share["rounds"]:
+        return "-"
     rounds = f"{share['rounds']} round{'s' * (share['rounds'] != 1)}{'' if share['clean'] else ', ~'}"
     return f"{share['median']:.2f} ({share['low']:.2f} to {share['high']:.2f}; {rounds})"
 
@@ -61,6 +63,8 @@ def train_rows(out):
             continue
         results, command = cases[case]["results"], f"python -m benchmarks train --sizes {case}"
         own = quicker_kind(results)
+        if own is None:
+            continue
         shares = {name: ratio(results, own, name) for name in results["contestants"]}
         shares = {name: share for name, share in shares.items() if share["rounds"]}
         case = f"{case}, processes" if own == train.PROCESSES else case
@@ -76,10 +80,10 @@ def train_rows(out):
 
 
 def quicker_kind(results):
-    """The name of numtrans with the quicker of its two kinds of workers."""
-    processes = results["contestants"].get(train.PROCESSES, {}).get("rounds")
-    quicker = processes and ratio(results, train.PROCESSES, train.NUMTRANS)["median"] < 1
-    return train.PROCESSES if quicker else train.NUMTRANS
+    """The name of numtrans with the quicker of its two kinds of workers; None if neither ran."""
+    ran = [name for name in (train.NUMTRANS, train.PROCESSES) if plots.ran(results, name)]
+    quicker = len(ran) == 2 and ratio(results, train.PROCESSES, train.NUMTRANS)["median"] < 1
+    return train.PROCESSES if quicker else next(iter(ran), None)
 
 
 def memory_rows(out):
@@ -90,7 +94,7 @@ def memory_rows(out):
         if case in cases:
             results, command = cases[case]["results"], f"python -m benchmarks memory --sizes {case}"
             value, arrays = memory.share(results), memory.share(results, memory.ABOVE_TINY_STEP)
-            measured = f"{value:.2f} (above a tiny step: {arrays:.2f})"
+            measured = f"{shown(value)} (above a tiny step: {shown(arrays)})"
             rows.append((f"memory {case}: of {train.EAGER}", f"<= {goal:.2f}", measured, at_most(value, goal), command))
     return rows
 
@@ -101,15 +105,16 @@ def attention_rows(out):
     name, command, rows, extra = attention.OURS, "python -m benchmarks attention", [], {}
     for tokens in sorted(cases):
         results = cases[tokens]
-        if name not in results["contestants"]:
+        if not {name, attention.FUSED} <= results["contestants"].keys():
             continue
         share = ratio(results, name, attention.FUSED)
         rows.append(share_row(f"attention, T {tokens}: time, of {attention.FUSED}", share, ATTENTION_TIME, command))
         value = attention.memory_share(results, name)
         met = at_most(value, ATTENTION_MEMORY)
         what = f"attention, T {tokens}: extra memory, of {attention.FUSED}"
-        rows.append((what, f"<= {ATTENTION_MEMORY:.2f}", f"{value:.2f}", met, command))
-        extra[tokens] = results.get("extra", {}).get(name, math.nan)
+        rows.append((what, f"<= {ATTENTION_MEMORY:.2f}", shown(value), met, command))
+        if results.get("extra", {}).get(name, 0) > 0:
+            extra[tokens] = results["extra"][name]
     if len(extra) > 1:
         (short, low), (long, high) = list(extra.items())[-2:]
         power = math.log(high / low) / math.log(long / short)
@@ -122,7 +127,7 @@ def generate_rows(out):
     """Tokens a second."""
     rows = []
     for key, content in load(out, "generate").items():
-        results, title = content["results"], generate.MODELS[key]
+        results, title = content["results"], generate.MODELS.get(key, key)
         command, peer = f"python -m benchmarks generate --models {key}", generate.quicker_peer(results)
         if peer:
             found = ratio(results, generate.NUMTRANS, peer)
@@ -131,7 +136,7 @@ def generate_rows(out):
             rows.append((what, f">= {RATE}", spread(times), at_most(-rate, -RATE), command))
         share = generate.bound_share(results, generate.NUMTRANS)
         what = f"{title}: share of the memory-bandwidth bound"
-        rows.append((what, f">= {BOUND:.0%}", f"{share:.0%}", at_most(-share, -BOUND), command))
+        rows.append((what, f">= {BOUND:.0%}", shown(share, ".0%"), at_most(-share, -BOUND), command))
     return rows
 
 
@@ -161,7 +166,7 @@ def import_rows(out):
     rows = []
     for content in load(out, "import").values():
         value, what = imports.share(content["results"]), "import numtrans: of import numpy"
-        rows.append((what, f"<= {IMPORT}", f"{value:.2f}", at_most(value, IMPORT), "python -m benchmarks import"))
+        rows.append((what, f"<= {IMPORT}", shown(value), at_most(value, IMPORT), "python -m benchmarks import"))
     return rows
 
 

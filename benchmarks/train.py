@@ -1,10 +1,11 @@
 """``python -m benchmarks train``: the time of a training step, forward, loss, backward and AdamW."""
 
 from benchmarks import plots
-from benchmarks.common import load, note, options, print_machine, print_times, save
+from benchmarks.common import load, note, options, print_machine, print_times, save, seconds
 from numtrans.bench import Contestant, compete, ratio
 from numtrans.bench.models import SIZES, size_text
 from numtrans.checkpoint import check_folder
+from numtrans.errors import ConfigError
 
 EAGER, COMPILED, NUMTRANS, PRODUCTS = "PyTorch eager", "torch.compile", "numtrans", "matrix products"
 PROCESSES = "numtrans, processes"
@@ -25,32 +26,41 @@ def add(commands):
     command.add_argument(
         "--contestants", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS), help="who takes part"
     )
-    command.add_argument("--budget", type=float, default=2.0, help="seconds of a turn")
+    command.add_argument("--budget", type=seconds, default=2.0, help="seconds of a turn")
     options(command)
     command.set_defaults(run=run)
 
 
 def run(arguments):
     """Time each size, print a table, write the results and their plot; the status is 130 after Ctrl-C."""
+    entrants = {case: contestants_of(case, arguments) for case in arguments.sizes}
     print_machine()
     check_folder(arguments.out)
-    for case in arguments.sizes:
-        size = SIZES[case.removesuffix("-1-thread")]
-        threads = CASES[case] or arguments.threads
-        contestants = [
-            Contestant(name, factory, {"size": size, **extra}, threads)
-            for key, (name, factory, extra) in CONTESTANTS.items()
-            if key in arguments.contestants and (key != "processes" or threads > 1)
-        ]  # fmt: skip
+    for case, contestants in entrants.items():
+        size, threads = SIZES[case.removesuffix("-1-thread")], contestants[0].threads
         print(f"\n{case}: {size_text(size)}; {threads} thread(s), {arguments.rounds} rounds", flush=True)
         results = compete(contestants, arguments.rounds, budget=arguments.budget, say=note)
-        report(results)
         save(arguments.out, f"train-{case}", {"size": size, "threads": threads}, results)
+        report(results)
         if results["interrupted"]:
             break
     found = load(arguments.out, "train")
     plots.train({case: found[case] for case in CASES if case in found}, arguments.out / "train.png")
     return 130 if results["interrupted"] else 0
+
+
+def contestants_of(case, arguments):
+    """Who takes part in a case; processes share the work only where there is more than one thread."""
+    size, threads = SIZES[case.removesuffix("-1-thread")], CASES[case] or arguments.threads
+    found = [
+        Contestant(name, factory, {"size": size, **extra}, threads)
+        for key, (name, factory, extra) in CONTESTANTS.items()
+        if key in arguments.contestants and (key != "processes" or threads > 1)
+    ]
+    if not found:
+        raise ConfigError(f"train: {case} with 1 thread expected a contestant other than processes, which need more "
+                          f"than one thread; got --contestants {' '.join(arguments.contestants)}")  # fmt: skip
+    return found
 
 
 def report(results):

@@ -3,7 +3,11 @@
 import argparse
 import itertools
 import json
+import os
+import runpy
+import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +25,12 @@ from numtrans.bench import (
     peak_memory,
     ratio,
 )
+from numtrans.errors import DataError
 from numtrans.module import Module
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the folder of `benchmarks`, which is not installed
 
-from benchmarks import attention, common, generate, growth, imports, memory, plots, table, train  # noqa: E402
+from benchmarks import attention, common, demo, generate, growth, imports, memory, plots, profile, table, train  # noqa: E402
 from benchmarks.__main__ import main  # noqa: E402
 
 
@@ -67,6 +72,9 @@ def test_without_samples_the_numbers_are_nan():
     found = results(ours=[], theirs=[turns([1.0])])
     assert np.isnan(ratio(found, "ours", "theirs")["median"])
     assert np.isnan(median_seconds(found, "ours")[0])
+    assert ratio(found, "ours", "theirs")["rounds"] == 0
+    assert ratio(found, "ours", "theirs")["clean"]  # no sample that waited was taken
+    assert median_seconds(found, "ours")[1]
 
 
 def contestant(function, **arguments):
@@ -139,6 +147,20 @@ def test_memory_counts_what_is_kept_and_what_a_call_needs():
 def test_a_contestant_that_fails_has_no_memory():
     with pytest.raises(ContestantError, match="ValueError: this one"):
         peak_memory(contestant("broken"))
+
+
+def test_a_turn_may_last_its_budget_however_long(monkeypatch):
+    limits = []
+    asked = Worker.ask
+
+    def ask(self, limit, **request):
+        limits.append((request["do"], limit))
+        return asked(self, 60.0, **request | {"budget": 0.1} if "budget" in request else request)
+
+    monkeypatch.setattr(Worker, "ask", ask)
+    found = compete([contestant("fine", value=1)], 1, want=1, budget=500.0, limit=20.0)
+    assert len(found["contestants"]["fine"]["rounds"]) == 1
+    assert limits == [("setup", 20.0), ("sample", 520.0)]
 
 
 # samples
@@ -226,6 +248,25 @@ def test_the_batch_is_split_over_the_threads(monkeypatch):
         step()
         work.add(facts["gflop"])
     assert len(work) == 1
+
+
+# the command line
+
+
+NUMBERS = (
+    ("train", "--threads", "0 -1 1.5 x"), ("import", "--rounds", "0 -1"), ("memory", "--rounds", "0"),
+    ("growth", "--threads", "-1"), ("profile", "--rounds", "0"), ("attention", "--lengths", "0 -4"),
+    ("generate", "--tokens", "0 -1"), ("train", "--budget", "0 -1 nan inf x"), ("attention", "--budget", "nan"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "option", "values"), NUMBERS, ids=lambda text: text)
+def test_a_number_that_makes_no_sense_is_refused(command, option, values, tmp_path, capsys):
+    for value in values.split():
+        with pytest.raises(SystemExit) as stopped:
+            main([command, option, value, "--out", str(tmp_path)])
+        assert stopped.value.code == 2
+        assert f"argument {option}: " in capsys.readouterr().err
 
 
 # the benchmarks and their table
@@ -326,16 +367,17 @@ def test_training_is_drawn_also_where_a_contestant_failed(tmp_path):
 
 
 def test_a_result_says_where_when_and_how_it_was_made(tmp_path):
-    common.save(tmp_path, "train-S", {"threads": 2}, {"a": 1})
+    common.save(tmp_path, "train-S", {"threads": 2}, case(numtrans=[1.5]))
     content = common.load(tmp_path, "train")["S"]
-    assert content["results"] == {"a": 1}
+    assert content["results"] == case(numtrans=[1.5])
     assert content["threads"] == 2
     assert content["command"].startswith("python -m benchmarks")
     assert {"processor", "cores", "memory_gb", "system", "python"} <= set(content["machine"])
 
 
 def test_import_lists_large_packages():
-    found = imports.measure(1)
+    found, interrupted = imports.measure(1)
+    assert not interrupted
     assert set(found["seconds"]) == {"numpy", "numtrans"}
     assert len(found["seconds"]["numtrans"]) == 1
     assert found["modules"]["numtrans"] > found["modules"]["numpy"]
@@ -386,3 +428,316 @@ def test_own_times_are_without_those_of_the_parts(monkeypatch):
     assert found == {("Whole", "forward"): 3, ("Part", "forward"): 2, ("Optimizer", "step"): 1}
     assert "forward" not in vars(model)
     assert "step" not in vars(optimizer)
+
+
+# results that are there stay
+
+
+EMPTY = {
+    "train-S": case(numtrans=[], eager=[]), "memory-S": {}, "attention-512": case(numtrans=[]),
+    "import": {"seconds": {"numpy": [], "numtrans": []}, "modules": {"numpy": 5}, "heavy": []},
+    "growth-batch": {"about": "", "unit": None, "points": [1], "results": case(one=[])},
+    "generate-gpt2": case(numtrans=[]) | {"tokens": 5, "bytes": 8}, "profile-S": case(profile=[]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_nothing_measured_replaces_no_file(name, tmp_path, capsys):
+    path = tmp_path / f"{name}.json"
+    common.save(tmp_path, name, {}, EMPTY[name])
+    assert not path.exists()
+    assert f"{name}: nothing was measured, {path} is not written" in capsys.readouterr().err
+    path.write_text("good")
+    common.save(tmp_path, name, {}, EMPTY[name])
+    assert path.read_text() == "good"
+    assert f"{name}: nothing was measured, {path} is left as it is" in capsys.readouterr().err
+
+
+def test_one_round_of_one_contestant_is_written(tmp_path):
+    common.save(tmp_path, "train-S", {}, case(numtrans=[1.0], eager=[]))
+    common.save(tmp_path, "demo", {}, {"seconds": 0})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["demo.json", "train-S.json"]
+
+
+# Ctrl-C
+
+
+def stopping(values):
+    """A function that returns these values one after the other, and then meets Ctrl-C."""
+    values = iter(values)
+
+    def call(*arguments, **more):
+        for value in values:
+            return value
+        raise KeyboardInterrupt
+
+    return call
+
+
+@pytest.fixture
+def command(tmp_path, capsys):
+    """Run a benchmark on one thread with no warning allowed; returns (status, stdout, names of the files)."""
+
+    def call(*arguments):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            status = main([*arguments, "--out", str(tmp_path)])
+        return status, capsys.readouterr().out, sorted(path.name for path in tmp_path.iterdir())
+
+    return call
+
+
+def test_ctrl_c_in_memory_writes_what_there_is(command, monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "peak_memory", stopping([peaks(30), peaks(40), peaks(50)]))
+    status, printed, files = command("memory", "--sizes", "S", "M")
+    assert (status, files) == (130, ["memory-S.json"])
+    found = common.load(tmp_path, "memory")["S"]["results"]
+    assert found == {"numtrans": [peaks(30), peaks(50)], "PyTorch eager": [peaks(40)]}
+    assert "1.00" in printed  # the median of 20 and 40, over 30
+
+
+def test_ctrl_c_in_memory_before_the_peer_prints_a_dash(command, monkeypatch):
+    monkeypatch.setattr(memory, "peak_memory", stopping([peaks(30)]))
+    status, printed, _ = command("memory", "--sizes", "S")
+    assert status == 130
+    assert "nan" not in printed
+    assert printed.rstrip().splitlines()[-3].endswith("-")
+
+
+def test_ctrl_c_in_import_writes_the_rounds_that_were_done(command, monkeypatch, tmp_path):
+    once = [[0.5, 10, []], [0.5, 20, ["tqdm"]]]  # numtrans first, then numpy first, and the third round is not whole
+    rounds = [[9.0, 20, ["tqdm"]], [9.0, 10, []], *once, [0.75, 20, ["tqdm"]]]
+    monkeypatch.setattr(imports, "import_once", stopping(rounds))
+    status, printed, _ = command("import")
+    assert status == 130
+    assert common.load(tmp_path, "import")["import"]["results"]["seconds"] == {"numpy": [0.5], "numtrans": [0.5]}
+    assert "median of the ratios of 1 rounds: 1.00" in printed
+
+
+def test_ctrl_c_before_the_first_round_of_import(command, monkeypatch):
+    monkeypatch.setattr(imports, "import_once", stopping([[0.5, 20, []], [0.5, 10, []]]))
+    assert command("import")[::2] == (130, [])
+
+
+def test_an_import_that_fails_is_an_error(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(imports, "PROGRAM", "raise ImportError('no {module}')")
+    assert main(["import", "--out", str(tmp_path)]) == 2
+    assert "benchmarks: import numtrans ended with status 1: " in capsys.readouterr().err
+
+
+def attention_times(*seconds, interrupted=False):
+    found = named(case(ours=seconds, fused=seconds), ours=attention.OURS, fused=attention.FUSED)
+    return found | {"interrupted": interrupted}
+
+
+def test_ctrl_c_in_the_times_of_attention(command, monkeypatch):
+    monkeypatch.setattr(attention, "compete", stopping([attention_times(1.0, interrupted=True)]))
+    status, _, files = command("attention")
+    assert (status, files) == (130, ["attention-512.json", "attention.png"])
+
+
+def test_ctrl_c_in_the_memory_of_attention(command, monkeypatch, tmp_path):
+    monkeypatch.setattr(attention, "compete", stopping([attention_times(1.0)]))
+    monkeypatch.setattr(attention, "peak_memory", stopping([peaks(40)]))
+    assert command("attention")[0] == 130
+    assert common.load(tmp_path, "attention")["512"]["results"]["extra"] == {attention.OURS: 28}
+
+
+def test_ctrl_c_before_anything_of_attention(command, monkeypatch):
+    monkeypatch.setattr(attention, "compete", stopping([attention_times(interrupted=True)]))
+    assert command("attention")[::2] == (130, [])
+
+
+COMPETE = {"train": train, "generate": generate, "growth": growth, "profile": profile}
+
+
+@pytest.mark.parametrize("name", COMPETE)
+def test_ctrl_c_before_the_first_round_prints_no_number(name, command, monkeypatch):
+    def compete(contestants, *arguments, **more):
+        return case(**{c.name: [] for c in contestants}) | {"interrupted": True}
+
+    about = {"prompt": [1], "bytes": 8, "weights": "random weights"}
+    monkeypatch.setattr(COMPETE[name], "compete", compete)
+    monkeypatch.setattr(generate, "write_model", lambda *arguments: about)
+    status, printed, files = command(name, "--threads", "2")
+    assert (status, files) == (130, [])
+    assert "nan" not in printed
+    assert "~" not in printed
+    assert "waited" not in printed
+
+
+def test_ctrl_c_in_the_demo(command, monkeypatch):
+    monkeypatch.setattr(demo.subprocess, "run", stopping([]))
+    assert command("demo")[::2] == (130, [])
+
+
+# what was not measured
+
+
+def test_no_rounds_of_the_peer_are_no_waiting(capsys):
+    found = case(numtrans=[0.5], peer=[])
+    found["contestants"]["peer"]["error"] = "ImportError: no"
+    common.print_times(found, "peer")
+    printed = capsys.readouterr().out
+    assert "~" not in printed
+    assert "nan" not in printed
+    assert next(line for line in printed.splitlines() if line.startswith("numtrans")).split()[:3] == [
+        "numtrans", "500.000", "-"]  # fmt: skip
+
+
+def test_growth_without_a_point_did_not_wait(capsys):
+    content = {"about": "", "unit": None, "points": [8, 16], "results": case(one=[2.0], two=[])}
+    assert growth.clean(content)
+    content["results"]["contestants"]["one"]["rounds"] = [turns([], [1.0])]
+    assert not growth.clean(content)
+
+
+def test_the_table_has_dashes_where_nothing_was_measured(tmp_path, capsys):
+    common.save(tmp_path, "train-S", {}, named(case(eager=[1.0]), eager=train.EAGER))
+    common.save(tmp_path, "train-M", {}, named(case(own=[1.0], eager=[2.0]), own=train.PROCESSES, eager=train.EAGER))
+    common.save(tmp_path, "memory-S", {}, {"numtrans": [peaks(20)]})
+    common.save(tmp_path, "attention-512", {}, named(case(numtrans=[1.0], peer=[]), peer=attention.FUSED))
+    common.save(tmp_path, "attention-1024", {}, case(numtrans=[1.0]))
+    names = {"own": generate.NUMTRANS, "a": generate.GENERATE, "b": generate.LOOP, "c": generate.MEMORY}
+    written = named(case(own=[], a=[1.0], b=[], c=[]), **names)
+    common.save(tmp_path, "generate-gpt2", {}, written | {"tokens": 5, "bytes": 8})
+    assert main(["table", "--out", str(tmp_path)]) == 0
+    rows = [line.split(" | ")[:4] for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][1:]
+    assert {what.removeprefix("| "): (measured, met) for what, _, measured, met in rows} == {
+        "step M, processes: of PyTorch eager": ("0.50 (0.50 to 0.50; 1 round)", "yes"),
+        "memory S: of PyTorch eager": ("- (above a tiny step: -)", "-"),
+        "attention, T 512: time, of PyTorch fused": ("-", "-"),
+        "attention, T 512: extra memory, of PyTorch fused": ("-", "-"),
+        "GPT-2 124M: tokens/s, times those of transformers generate": ("-", "-"),
+        "GPT-2 124M: share of the memory-bandwidth bound": ("-", "-"),
+    }
+
+
+def test_memory_that_is_none_has_no_power(tmp_path):
+    for tokens in (512, 1024):
+        found = attention_times(1.0) | {"extra": {attention.OURS: 0, attention.FUSED: 0}}
+        common.save(tmp_path, f"attention-{tokens}", {}, found)
+    rows = {what: measured for what, _, measured, _, _ in table.attention_rows(tmp_path)}
+    assert rows["attention, T 512: extra memory, of PyTorch fused"] == "-"
+    assert not any("power" in what for what in rows)
+
+
+def test_a_picture_of_one_contestant_alone_is_not_drawn(tmp_path):
+    plots.train({"S": {"results": named(case(eager=[1.0]), eager=train.EAGER)}}, tmp_path / "train.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+# errors
+
+
+@pytest.mark.parametrize("choice", [["--sizes", "S-1-thread"], ["--sizes", "S", "--threads", "1"]], ids=" ".join)
+def test_no_contestant_left_is_an_error_before_anything_runs(choice, tmp_path, capsys):
+    out = tmp_path / "new"
+    assert main(["train", *choice, "--contestants", "processes", "--out", str(out)]) == 2
+    printed = capsys.readouterr()
+    assert f"benchmarks: train: {choice[1]} with 1 thread expected a contestant other than processes" in printed.err
+    assert printed.out == ""
+    assert not out.exists()
+
+
+def good(tmp_path):
+    common.save(tmp_path, "train-S", {}, case(numtrans=[1.0]))
+    return tmp_path / "train-S.json", common.load(tmp_path, "train")["S"]
+
+
+def without(content, *keys):
+    *before, last = keys
+    for key in before:
+        content = content[key]
+    del content[last]
+
+
+LACKING = (
+    ("name",), ("date",), ("machine",), ("machine", "cores"), ("results",), ("results", "contestants"),
+    ("results", "contestants", "numtrans", "rounds"), ("results", "contestants", "numtrans", "rounds", 0, "kept"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", LACKING, ids=str)
+def test_a_file_without_a_part_is_named(keys, tmp_path, capsys):
+    path, content = good(tmp_path)
+    without(content, *keys)
+    path.write_text(json.dumps(content))
+    assert main(["table", "--out", str(tmp_path)]) == 2
+    printed = capsys.readouterr().err
+    assert f"benchmarks: {path}: expected the results of a benchmark" in printed
+    assert str(keys[-1]) in printed
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", '{"name": "train-S"', "{}", "\xff"])
+def test_a_file_that_is_no_result_is_named(text, tmp_path, capsys):
+    path, _ = good(tmp_path)
+    path.write_bytes(text.encode("latin-1"))
+    assert main(["table", "--out", str(tmp_path)]) == 2
+    assert f"benchmarks: {path}: " in capsys.readouterr().err
+
+
+PARTS = (
+    ("memory-S", {"numtrans": [{"peak": 1}]}), ("memory-S", {"numtrans": 3}), ("import", {"seconds": {"numpy": [1]}}),
+    ("growth-batch", {"unit": None, "points": [1], "results": {}}), ("generate-gpt2", case(numtrans=[1.0])),
+    ("attention-0", case(numtrans=[1.0])), ("attention-all", case(numtrans=[1.0])), ("train-S", {"contestants": 3}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "results"), PARTS)
+def test_results_of_another_form_are_named(name, results, tmp_path):
+    path, content = good(tmp_path)
+    path.unlink()
+    path = tmp_path / f"{name}.json"
+    path.write_text(json.dumps(content | {"name": name, "results": results}))
+    with pytest.raises(DataError, match=r"expected (the results of a benchmark|the name attention-T)") as raised:
+        table.run(argparse.Namespace(out=tmp_path))
+    assert str(raised.value).startswith(f"{path}: ")
+
+
+def test_a_table_of_no_folder_is_an_error(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for name in ("none", "file"):
+        assert main(["table", "--out", str(tmp_path / name)]) == 2
+        assert f"{tmp_path / name}: expected the folder of the results" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a pipe whose reader ends")
+def test_a_reader_that_ends_is_no_error(tmp_path):
+    run = [sys.executable, "-m", "benchmarks", "table", "--out", str(tmp_path)]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(run, cwd=Path(__file__).parents[1], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+# the script of the guide on parallel training
+
+
+@pytest.fixture(scope="module")
+def scaling():
+    return runpy.run_path(str(Path(__file__).parents[1] / "docs" / "guides" / "scaling.py"))
+
+
+@pytest.mark.parametrize("arguments", [["X"], [], ["S", "0"], ["S", "nan"], ["S", "soon"]], ids=" ".join)
+def test_a_size_that_is_unknown_and_seconds_that_are_none_are_refused(arguments, scaling, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        scaling["main"](arguments)
+    assert stopped.value.code == 2
+    printed = capsys.readouterr().err
+    assert "seconds" in printed if arguments[1:] else "size" in printed
+    assert "tiny" in printed  # what there is
+
+
+@pytest.mark.parametrize(("kept", "ratios"), [((3, 4), [True, True]), ((3, 0), [True, False]), ((0, 4), [False] * 2)])
+def test_times_as_fast_need_steps_that_did_not_wait(kept, ratios, scaling, capsys):
+    scaling["report"]({"one core": (12.0, kept[0]), "2 threads": (8.0, kept[1])})
+    one, two = capsys.readouterr().out.splitlines()
+    assert ["1.00 times" in one, "1.50 times" in two] == ratios
+    assert ["every step waited" in line for line in (one, two)] == [count == 0 for count in kept]
+
+
+def test_other_ranks_than_the_first_print_nothing(scaling, capsys):
+    scaling["report"]({})
+    assert capsys.readouterr().out == ""

@@ -1,5 +1,7 @@
 """``numtrans bench``: what it prints, with PyTorch and without, and when a library fails. Never a time."""
 
+import sys
+
 import pytest
 
 from numtrans import cli
@@ -22,9 +24,9 @@ def results(interrupted=False, **contestants):
 def bench(monkeypatch, capsys):
     """Run the command with these results for each case; returns (status, lines)."""
 
-    def call(found, *arguments, pytorch=True):
-        monkeypatch.setattr(short, "measure", lambda case, threads, rounds, say=None: found)
-        monkeypatch.setattr(short, "has_pytorch", lambda: pytorch)
+    def call(found, *arguments, alone=None):
+        monkeypatch.setattr(short, "measure", lambda case, threads, rounds, say=None, pytorch=True: found)
+        monkeypatch.setattr(short, "why_no_pytorch", lambda: alone)
         status = cli.main(["bench", *arguments])
         return status, capsys.readouterr().out.splitlines()
 
@@ -55,10 +57,10 @@ def test_each_size_has_its_line(bench):
 
 
 def test_without_pytorch_it_says_so(bench):
-    status, lines = bench(results(numtrans=entry(0.002)), pytorch=False)
+    status, lines = bench(results(numtrans=entry(0.002)), alone="PyTorch is not there.")
     assert status == 0
     assert line(lines, "training step S").split()[3:] == ["2.00", "ms", "-"]
-    assert "PyTorch is not installed, so there is nothing to compare with." in lines
+    assert lines.count("PyTorch is not there.") == 1
 
 
 def test_a_library_that_fails_is_named_and_the_other_is_timed(bench):
@@ -82,9 +84,60 @@ def test_ctrl_c_prints_what_there_is(bench):
 
 
 def test_a_real_run(monkeypatch, capsys):
-    monkeypatch.setattr(short, "has_pytorch", lambda: False)
+    monkeypatch.setattr(short, "why_no_pytorch", lambda: "PyTorch is not there.")
     monkeypatch.setattr(short, "cases", lambda sizes: {"tiny": ("train", {"size": TINY}, None)})
     assert cli.main(["bench", "--threads", "1", "--rounds", "1"]) == 0
     found = line(capsys.readouterr().out.splitlines(), "tiny").split()
     assert float(found[1]) > 0
     assert found[2] in ("ms", "ms~")
+
+
+@pytest.fixture
+def torch_is(monkeypatch, tmp_path):
+    """Make the import of PyTorch run this code."""
+
+    def make(code):
+        (tmp_path / "torch.py").write_text(code)
+        monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+    return make
+
+
+COMES_OF = {
+    "": None,
+    "raise ModuleNotFoundError(\"No module named 'torch'\")": "is not installed",
+    "import no_such_library": "cannot be imported (ModuleNotFoundError: No module named 'no_such_library')",
+    "raise OSError('libgomp.so.1: cannot open\\nit')": "cannot be imported (OSError: libgomp.so.1: cannot open)",
+    "import os; os._exit(3)": "cannot be imported (its process ended with status 3)",
+}
+
+
+@pytest.mark.parametrize("code", COMES_OF)
+def test_pytorch_is_there_if_it_can_be_imported(code, torch_is):
+    torch_is(code)
+    why = COMES_OF[code]
+    assert short.why_no_pytorch() == (why and f"PyTorch {why}, so there is nothing to compare with.")
+
+
+def test_a_finder_that_raises_does_not_end_the_command(monkeypatch, torch_is):
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            if name == "torch":
+                raise RuntimeError("no")
+
+    torch_is("import no_such_library")
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(short, "cases", lambda sizes: {"tiny": ("train", {"size": TINY}, None)})
+    assert cli.main(["bench", "--threads", "1", "--rounds", "1"]) == 0
+
+
+def test_a_pytorch_that_cannot_be_imported_leaves_numtrans_alone(torch_is, monkeypatch, capsys):
+    torch_is("raise ImportError('a library is missing')")
+    tiny = ("train", {"size": TINY}, None)
+    monkeypatch.setattr(short, "cases", lambda sizes: {"one": tiny, "two": tiny})
+    assert cli.main(["bench", "--threads", "1", "--rounds", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert line(printed.splitlines(), "two").split()[-1] == "-"
+    assert printed.count("a library is missing") == 1
+    assert "failed" not in printed

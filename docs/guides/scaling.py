@@ -4,6 +4,7 @@
     mpirun -n 2 python -m mpi4py docs/guides/scaling.py S
 """
 
+import argparse
 import os
 import statistics
 import sys
@@ -111,9 +112,32 @@ def measure(size, seconds=20.0):
     return {name: steps.median() for name, steps in contestants.items()}
 
 
-if __name__ == "__main__":
+def report(medians):
+    """A line for each: milliseconds, and how many times as fast as one core, if there are steps that did not wait."""
+    for name, (value, kept) in medians.items():
+        one, counted = medians["one core"]
+        times = f"{one / value:6.2f}" if kept and counted else f"{'-':>6}"
+        steps = f"{kept} steps" if kept else "every step waited for a core"
+        print(f"{name:16} {value:8.1f} ms {times} times as fast ({steps})")
+
+
+def positive(text):
+    """A number above 0, for argparse."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: expected a number above 0")
+    return value
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("size", choices=SIZES, help="the model that is trained")
+    parser.add_argument("seconds", nargs="?", type=positive, default=20.0, help="how long (default %(default)s)")
+    arguments = parser.parse_args(argv)
     keep_freed_memory()
     threadpool_limits(1, "blas")
-    medians = measure(sys.argv[1], *map(float, sys.argv[2:]))
-    for name, (value, kept) in medians.items():
-        print(f"{name:16} {value:8.1f} ms {medians['one core'][0] / value:6.2f} times as fast ({kept} steps)")
+    report(measure(arguments.size, arguments.seconds))
+
+
+if __name__ == "__main__":
+    main()

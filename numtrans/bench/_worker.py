@@ -26,6 +26,11 @@ class Bench:
     def __init__(self):
         self.run, self.calls = None, 1
 
+    def load(self, module):
+        """Import a module."""
+        importlib.import_module(module)
+        return {}
+
     def setup(self, factory, arguments):
         """Call the factory ``"module:function"``, run its function twice, and describe the process."""
         module, _, name = factory.partition(":")

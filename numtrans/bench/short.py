@@ -1,9 +1,7 @@
 """A minute's look at the speed of numtrans on this machine, beside PyTorch where it is installed."""
 
-import importlib.util
-
 from numtrans.bench.models import SIZES, size_text
-from numtrans.bench.turns import Contestant, compete, median_seconds, ratio
+from numtrans.bench.turns import Contestant, ContestantError, Worker, compete, median_seconds, ratio
 
 NUMTRANS, PYTORCH = "numtrans", "PyTorch"
 TOKENS = 64
@@ -29,13 +27,22 @@ def legend(sizes):
     ]
 
 
-def has_pytorch():
-    """Whether PyTorch can be imported."""
-    return importlib.util.find_spec("torch") is not None
+def why_no_pytorch():
+    """Why PyTorch cannot be imported, as a sentence; None if it can. It is tried in a process of its own."""
+    worker = Worker(1)
+    try:
+        worker.ask(120.0, do="load", module="torch")
+    except ContestantError as error:
+        missing = str(error) == "ModuleNotFoundError: No module named 'torch'"
+        why = "is not installed" if missing else f"cannot be imported ({error})"
+        return f"PyTorch {why}, so there is nothing to compare with."
+    finally:
+        worker.close()
+    return None
 
 
-def measure(case, threads, rounds, say=None):
-    """Time one of `cases`, numtrans and, where it is installed, PyTorch, in turns.
+def measure(case, threads, rounds, say=None, *, pytorch=True):
+    """Time one of `cases`, numtrans and, unless `pytorch` is False, PyTorch, in turns.
 
     Returns
     -------
@@ -43,7 +50,7 @@ def measure(case, threads, rounds, say=None):
         What `compete` returned.
     """
     factory, arguments, _ = case
-    modules = {NUMTRANS: "numtrans.bench._numtrans"} | ({PYTORCH: "numtrans.bench._pytorch"} if has_pytorch() else {})
+    modules = {NUMTRANS: "numtrans.bench._numtrans"} | ({PYTORCH: "numtrans.bench._pytorch"} if pytorch else {})
     contestants = [Contestant(name, f"{module}:{factory}", arguments, threads) for name, module in modules.items()]
     return compete(contestants, rounds, budget=1.0, limit=120.0, say=say)
 

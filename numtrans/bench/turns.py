@@ -84,7 +84,8 @@ class Worker:
             line = None
         if line is None:
             self.process.wait()
-            raise ContestantError(f"its process ended with status {self.process.returncode}. {self._last_error()}")
+            last = self._last_error()
+            raise ContestantError(f"its process ended with status {self.process.returncode}{last and f'. {last}'}")
         reply = json.loads(line)
         if "error" in reply:
             raise ContestantError(reply["error"])
@@ -132,7 +133,7 @@ def compete(contestants, rounds=7, *, want=3, budget=2.0, limit=300.0, say=None)
     budget : float
         Seconds of a turn; a turn has two samples at least.
     limit : float
-        Seconds after which a contestant that does not answer is out.
+        Seconds after which a contestant that does not answer is out; for a turn, those beyond its budget.
     say : callable, optional
         Called with a line of text when something happens.
 
@@ -149,7 +150,7 @@ def compete(contestants, rounds=7, *, want=3, budget=2.0, limit=300.0, say=None)
     results = {"contestants": entries, "sees_waiting": True, "interrupted": False}
     workers = {}
 
-    def turn(contestant, **request):
+    def turn(contestant, limit, **request):
         """The reply, or None if the contestant is out."""
         entry = entries[contestant.name]
         if entry["error"] is None:
@@ -164,7 +165,7 @@ def compete(contestants, rounds=7, *, want=3, budget=2.0, limit=300.0, say=None)
         for c in contestants:
             start = time.perf_counter()
             workers[c.name] = Worker(c.threads)
-            reply = turn(c, do="setup", factory=c.factory, arguments=c.arguments)
+            reply = turn(c, limit, do="setup", factory=c.factory, arguments=c.arguments)
             if reply is not None:
                 say(f"{c.name}: ready after {time.perf_counter() - start:.1f} s")
                 entries[c.name].update(facts=reply["facts"], first=reply["first"])
@@ -172,7 +173,7 @@ def compete(contestants, rounds=7, *, want=3, budget=2.0, limit=300.0, say=None)
         for number in range(rounds):
             for c in contestants if number % 2 == 0 else contestants[::-1]:
                 time.sleep(PAUSE)
-                reply = turn(c, do="sample", want=want, budget=budget)
+                reply = turn(c, limit + budget, do="sample", want=want, budget=budget)
                 if reply is not None:
                     entries[c.name]["rounds"].append(reply)
     except KeyboardInterrupt:
@@ -196,14 +197,14 @@ def median_seconds(results, name):
     seconds : float
         NaN if there is no sample.
     clean : bool
-        Whether it is made of samples that did not wait for a core; if there were none, of all.
+        False if it is made of samples that waited for a core, as there were no others.
     """
     rounds = results["contestants"][name]["rounds"]
     kept = [s for turn in rounds if (s := turn_seconds(turn)) is not None]
     if kept:
         return statistics.median(kept), True
     waited = [statistics.median(turn["discarded"]) for turn in rounds if turn["discarded"]]
-    return (statistics.median(waited) if waited else float("nan")), False
+    return (statistics.median(waited), False) if waited else (float("nan"), True)
 
 
 def ratio(results, name, peer):
@@ -214,8 +215,8 @@ def ratio(results, name, peer):
     dict
         ``median`` (of the ratios of the rounds), ``low`` and ``high`` (the quarter points of those ratios),
         ``of_medians`` (the ratio of the medians), ``rounds`` (that counted: those in which both have samples that did
-        not wait) and ``clean`` (False if there was no such round and all samples were taken). Numbers are NaN if one
-        did not run.
+        not wait) and ``clean`` (False if there was no such round and all samples were taken). If one did not run, there
+        are no rounds and the other numbers are NaN.
     """
     pairs = list(zip(results["contestants"][name]["rounds"], results["contestants"][peer]["rounds"]))
     both = [(a, b) for a, b in ((turn_seconds(x), turn_seconds(y)) for x, y in pairs) if a and b]
@@ -224,7 +225,7 @@ def ratio(results, name, peer):
         both = [tuple(statistics.median(t["kept"] + t["discarded"]) for t in pair) for pair in pairs]
     if not both:
         nan = float("nan")
-        return {"median": nan, "low": nan, "high": nan, "of_medians": nan, "rounds": 0, "clean": False}
+        return {"median": nan, "low": nan, "high": nan, "of_medians": nan, "rounds": 0, "clean": True}
     ratios = [a / b for a, b in both]
     low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     of_medians = statistics.median(a for a, _ in both) / statistics.median(b for _, b in both)

@@ -23,7 +23,7 @@ def add(commands):
 def run_bench(arguments):
     """``numtrans bench``"""
     from numtrans.bench.machine import describe, machine_facts
-    from numtrans.bench.short import HEAD, cases, has_pytorch, legend, measure, row
+    from numtrans.bench.short import HEAD, cases, legend, measure, row, why_no_pytorch
 
     machine, failed, libraries, sees_waiting = machine_facts(), False, {}, True
     print(f"{machine['processor']}, {machine['cores']} cores, {machine['system']}, Python {machine['python']}")
@@ -31,9 +31,9 @@ def run_bench(arguments):
     for line in legend(arguments.sizes):
         print(line)
     print(f"\n{HEAD}", flush=True)
+    alone = why_no_pytorch()
     for title, case in cases(arguments.sizes).items():
-        errors = []
-        results = measure(case, arguments.threads, arguments.rounds, lambda text, errors=errors: errors.append(text))
+        results = measure(case, arguments.threads, arguments.rounds, pytorch=alone is None)
         print(row(title, case, results), flush=True)
         for name, entry in results["contestants"].items():
             if entry["error"] is not None:
@@ -45,8 +45,8 @@ def run_bench(arguments):
         if results["interrupted"]:
             raise KeyboardInterrupt
     print("\n" + "\n".join(libraries))
-    if not has_pytorch():
-        print("PyTorch is not installed, so there is nothing to compare with.")
+    if alone is not None:
+        print(alone)
     if not sees_waiting:
         print("This system does not tell how long a thread waited for a core: no sample was discarded.")
     return 1 if failed else 0
