@@ -195,7 +195,7 @@ def normal_tanh(x):
     """
     xp = get_xp(x)
     k = math.sqrt(8 / math.pi)
-    low, high = TANH_ENDS.get(x.dtype.name, TANH_ENDS["float64"])
+    low, high = TANH_ENDS.get(x.dtype.char, (-22.0, 21.0))
     x = xp.clip(x, low, high)
     square = x * x
     v = square * (0.044715 * k)
@@ -230,16 +230,17 @@ class Identity(Module):
 def sigmoid(x):
     """``exp(x) / (1 + exp(x))``: 0 far below and 1 far above, where ``exp`` is kept from overflowing."""
     xp = get_xp(x)
-    largest = LARGEST_EXPONENT.get(x.dtype.name, LARGEST_EXPONENT["float64"])
+    largest = LARGEST_EXPONENT.get(x.dtype.char, 709.0)
     y = xp.minimum(x, largest, out=xp.empty_like(x))  # without `out`, a number and no array if x has no axes
     xp.exp(y, out=y)
     return xp.divide(y, y + 1, out=y)
 
 
-# exp of a larger number overflows; of complex numbers the real part is compared. Other dtypes reach as far as float64
-LARGEST_EXPONENT = {"float16": 11.0, "float32": 88.0, "complex64": 88.0, "float64": 709.0}
+# by dtype: e float16, f float32, F complex64 (of complex numbers the real part is compared), else as for float64
+# exp of a larger number overflows
+LARGEST_EXPONENT = {"e": 11.0, "f": 88.0, "F": 88.0}
 # where 2u of the tanh form is below any number that exp does not round to 0, and where it nears the largest exponent
-TANH_ENDS = {"float16": (-5.3, 3.9), "float32": (-11.0, 10.0), "complex64": (-11.0, 10.0), "float64": (-22.0, 21.0)}
+TANH_ENDS = {"e": (-5.3, 3.9), "f": (-11.0, 10.0), "F": (-11.0, 10.0)}
 
 ERF_P = (
     2.2905065861350646e-04, 3.4082910107109506e-03, 5.0955695062380861e-02, 1.8520832239976145e-01,
