@@ -8,7 +8,7 @@ from numtrans.backend import backend_name, get_xp, to_device, to_numpy
 from numtrans.errors import ConfigError, ShapeError, StateDictError
 from numtrans.module import Parameter
 
-JOB = 1 << 17  # values that a thread updates at a time; for less, handing over costs more than it saves
+JOB = 1 << 20  # values that a thread updates at a time; for less, handing over costs more than it saves
 
 
 class Optimizer:
