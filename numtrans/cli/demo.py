@@ -1,5 +1,6 @@
 """``numtrans demo``: gradients, a Transformer that learns dates, pictures."""
 
+import sys
 import time
 from pathlib import Path
 
@@ -41,7 +42,9 @@ def run_demo(arguments):
         f"as people write them, for {settings['steps']} steps:\n"
     )
     start = time.perf_counter()
-    trainer = train_run(run, task, out, overwrite=True, workers=arguments.workers)
+    # the steps are so short that threads would wait for the interpreter as long as they save; forks are for Linux
+    kind = "processes" if sys.platform.startswith("linux") and arguments.backend == "numpy" else "threads"
+    trainer = train_run(run, task, out, overwrite=True, workers=arguments.workers, worker_kind=kind)
     if trainer.interrupted:
         print(f"   stopped at step {trainer.step} and saved. Go on with: numtrans train --out {out} --resume")
         return 130
