@@ -10,7 +10,8 @@ from helpers import check_gradients, normal
 from numtrans.cache_blocks import BLOCK
 from numtrans.errors import ConfigError, DtypeError
 from numtrans.gradcheck import gradcheck
-from numtrans.layers.activations import ACTIVATIONS, GELU, erf_float32, make_activation
+from numtrans.layers.activations import ACTIVATIONS, GELU, make_activation
+from numtrans.layers.error_function import erf_float32
 
 FORMULAS = {
     "relu": lambda x: max(x, 0.0),

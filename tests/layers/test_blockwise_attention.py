@@ -13,7 +13,7 @@ from numtrans.errors import ConfigError
 from numtrans.inspect import attention_entropy
 from numtrans.layers import ALiBi, Dropout, MultiHeadAttention, ScaledDotProductAttention, attention, causal_mask
 from numtrans.layers.blockwise_attention import Tiles
-from numtrans.layers.dropout import keep_mask, keep_part
+from numtrans.layers.dropout_mask import keep_mask, keep_part
 
 pytestmark = pytest.mark.filterwarnings("error")
 

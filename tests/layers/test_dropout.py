@@ -6,7 +6,7 @@ from helpers import check_gradients, normal
 
 from numtrans.errors import ConfigError
 from numtrans.layers import Dropout
-from numtrans.layers.dropout import keep_mask
+from numtrans.layers.dropout_mask import keep_mask
 
 N = 1_000_000
 

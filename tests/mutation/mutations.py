@@ -59,6 +59,8 @@ EMBEDDING = Place("layers/embedding.py", ("Embedding", "Embedding, scaled"), ("l
 ACTIVATIONS = Place("layers/activations.py", ("ReLU", "GELU", "GELU, tanh form", "SiLU", "Sigmoid", "Tanh"),
                     ("layers/test_activations.py", GOLDEN))  # fmt: skip
 DROPOUT = Place("layers/dropout.py", ("Dropout",), ("layers/test_dropout.py", "parallel/test_threads.py"))
+DROPOUT_MASK = Place("layers/dropout_mask.py", (), ("layers/test_dropout.py",))
+ERF = Place("layers/error_function.py", (), ("layers/test_activations.py",))
 SOFTMAX = Place("layers/softmax.py", ("Softmax", "Softmax, axis 1", "LogSoftmax"), ("layers/test_softmax.py", FAULTS))
 MASKS = Place("layers/masks.py", (), ("layers/test_masks.py", "layers/test_attention.py"))
 ATTENTION = Place("layers/attention.py", ("ScaledDotProductAttention", "Attention, causal", "Attention, dropout"),
@@ -175,7 +177,7 @@ MUTATIONS = [
     Mutation("sigmoid-number-for-array", ACTIVATIONS, ", out=xp.empty_like(x))  # without", ")  # without",
              "an input without axes cannot be written into", components=()),
     Mutation("gelu-root-two", ACTIVATIONS, "(x * math.sqrt(0.5))", "(x)", "x not divided by sqrt 2"),
-    Mutation("gelu-float32-erf", ACTIVATIONS, "1.8520832239976145e-01", "1.8502832239976145e-01",
+    Mutation("gelu-float32-erf", ERF, "1.8520832239976145e-01", "1.8502832239976145e-01",
              "two digits of a coefficient exchanged"),
     Mutation("gelu-tanh-cube", ACTIVATIONS, "square *= 3 * 0.044715 * k", "square *= 0.044715 * k",
              "derivative of the cube without its 3"),
@@ -184,7 +186,7 @@ MUTATIONS = [
     # ---- dropout
     Mutation("dropout-backward-scale", DROPOUT, "dx *= 1 / (1 - self.p)", "dx *= 1", "1 / (1 - p) missing in backward"),
     Mutation("dropout-forward-scale", DROPOUT, "y *= 1 / (1 - self.p)", "y *= 1", "1 / (1 - p) missing in forward"),
-    Mutation("dropout-p-inverted", DROPOUT, "h >= int(p * 2**32)", "h < int(p * 2**32)",
+    Mutation("dropout-p-inverted", DROPOUT_MASK, "h >= int(p * 2**32)", "h < int(p * 2**32)",
              "keeps with probability p"),
     Mutation("dropout-same-mask", DROPOUT, "self.counter += 1", "self.counter += 0", "the same mask in every step",
              nth=1),
@@ -193,7 +195,7 @@ MUTATIONS = [
     Mutation("dropout-new-mask-backward", DROPOUT, "dx = dy * keep",
              "dx = dy * keep_mask(get_xp(dy), shape, self.p, self.key, self.counter + 1)",
              "backward draws another mask"),
-    Mutation("dropout-shared-mask", DROPOUT, "_mix(key ^ _mix(counter)), _mix(counter + _mix(key))",
+    Mutation("dropout-shared-mask", DROPOUT_MASK, "_mix(key ^ _mix(counter)), _mix(counter + _mix(key))",
              "_mix(counter), _mix(counter + 1)", "all layers drop the same places"),
     # ---- softmax
     Mutation("softmax-backward-axis", SOFTMAX, "(dp * p).sum(axis=self.axis, keepdims=True)",

@@ -7,7 +7,7 @@ import pytest
 
 from numtrans.errors import ConfigError, ShapeError
 from numtrans.layers import BatchNorm, Dropout, Linear
-from numtrans.layers.dropout import keep_mask
+from numtrans.layers.dropout_mask import keep_mask
 from numtrans.losses import CrossEntropyLoss, MSELoss
 from numtrans.models import BERT, GPT, BERTConfig, GPTConfig, Transformer, TransformerConfig
 from numtrans.module import Module, Parameter
