@@ -77,8 +77,6 @@ class Parameter:
         expected = self.data.shape if rows is None else (len(rows), *self.data.shape[1:])
         if grad.shape != expected:
             raise ShapeError(f"Parameter {self.name}: gradient has shape {grad.shape}, expected {expected}")
-        if grad.dtype != self.data.dtype:
-            raise DtypeError(f"Parameter {self.name}: gradient has dtype {grad.dtype}, expected {self.data.dtype}")
         if self.collect is not None:
             self.collect(grad, rows)
         else:

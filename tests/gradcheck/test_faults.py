@@ -2,9 +2,10 @@
 
 import gradcheck_toys as toys
 import numpy as np
+import pytest
 from gradcheck_toys import normal
 
-from numtrans.gradcheck import gradcheck, numeric
+from numtrans.gradcheck import gradcheck, numeric, properties
 from numtrans.gradcheck.point import Point
 
 
@@ -104,3 +105,21 @@ def test_num_01_promotion_and_hidden_float32():
     assert not gradcheck(toys.PromotesOutput(), normal(2, 3, 4))
     assert not gradcheck(toys.SquareSingle(), normal(2, 3, 4))
     assert not gradcheck(toys.SquareBackwardSingle(), normal(2, 3, 4), tolerance=1e-9)
+
+
+def test_gradients_that_are_all_zero_in_float64():
+    """In float32 there is nothing to compare them to: rounding passes, and a gradient of size 1 does not."""
+
+    class Rounds(toys.Softmax):
+        error = 1e-9
+
+        def backward(self, dy):
+            (y,) = self.saved()
+            return np.full_like(y, self.error if y.dtype == np.float32 else 0)
+
+    point = point_with(Rounds(), normal(3, 5), np.ones((3, 5)))
+    errors, dtypes = properties.float32_errors(point, 1e-4)
+    assert errors["x"] == pytest.approx(1e-9 * 15**0.5)
+    assert dtypes.passed
+    Rounds.error = 1.0
+    assert properties.float32_errors(point, 1e-4)[0]["x"] == pytest.approx(15**0.5)
