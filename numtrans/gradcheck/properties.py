@@ -232,5 +232,5 @@ def float32_errors(point, tolerance):
     for name, norm in norms.items():
         if got[name] is not None and got[name].shape == reference[name].shape:
             difference = float(np.linalg.norm(got[name].astype(np.float64) - reference[name]))
-            errors[name] = difference / (norm + 0.1 * largest) if difference else 0.0
+            errors[name] = difference / (norm + 0.1 * largest or 1.0)  # if all are 0, there is no other scale
     return errors, Property("float32 stays float32", not detail, detail)
