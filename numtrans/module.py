@@ -165,6 +165,12 @@ class Module:
         for name in self.transient:
             setattr(self, name, None)
 
+    def drop_transient(self):
+        """Drop the arrays kept for a look, here and in all parts; a forward that waits for its backward stays."""
+        for module in self.modules():
+            for name in module.transient:
+                setattr(module, name, None)
+
     @property
     def pending(self):
         """Number of forwards, here and in all parts, whose backward has not run."""

@@ -27,7 +27,6 @@ from numtrans.data import (
 from numtrans.errors import CheckpointError, ConfigError, NonFiniteError
 from numtrans.generation import translate
 from numtrans.layers import checkpoint_layers
-from numtrans.layers.recompute import drop_transient
 from numtrans.losses import CrossEntropyLoss
 from numtrans.models import BERT, GPT, T5, BERTConfig, GPTConfig, T5Config, Transformer, TransformerConfig
 from numtrans.module import no_grad
@@ -499,7 +498,7 @@ def cross_attention(run, text):
     with no_grad():
         run.model(np.array([source]), np.array([[1, *target]]))
     weights = [layer.cross_attention.sublayer.attention_weights[0] for layer in run.model.decoder.layers]
-    drop_transient(run.model)
+    run.model.drop_transient()
     written = [run.target_vocab.decode([i]) for i in target] + ["end"]
     read = [run.source_vocab.decode([i]) for i in source]
     return translation, weights, written, [label if label.strip() else "\u2423" for label in read]  # a blank

@@ -220,6 +220,7 @@ class Trainer:
         """Raise `WorkerError` unless all ranks of MPI would train alike until `steps`; `settings` are compared, too."""
         if self.shards.ranks == 1:
             return
+        self.shards.compare("at the start")
         rates = self.schedule and [self.schedule(step) for step in (self.step + 1, (self.step + steps) // 2, steps)]
         state = self.optimizer.state_dict()
         self.shards.agree_on({
@@ -229,7 +230,6 @@ class Trainer:
             "the layers": _plain(self.model),
             "the state of the optimizer": [(name, zlib.crc32(array)) for name, array in state["arrays"].items()],
         })  # fmt: skip
-        self.shards.compare("at the start")
 
     def start(self):
         """Begin the files of a new run, unless one has begun; `fit` does it, too.

@@ -10,7 +10,6 @@ from numtrans.errors import ConfigError
 from numtrans.generation.continuation import Continuation, output_size
 from numtrans.generation.prompts import read_prompts
 from numtrans.generation.sampling import check_tokens
-from numtrans.layers.recompute import drop_transient
 from numtrans.layers.softmax import log_softmax
 
 LARGEST_EXPONENT = 700  # of e in float64, with some room
@@ -72,7 +71,7 @@ def beam_search(
     finished = [Finished(num_beams, length_penalty, early_stopping, max_new_tokens) for _ in ids]
     if finished:
         search(text, max_new_tokens, num_beams, ends, suppress, finished)
-    drop_transient(model)
+    model.drop_transient()
     found = [part.best(num_return) for part in finished]
     longest = max((len(tokens) for row in found for _, tokens in row), default=0)
     fill = pad_id if pad_id is not None else ends[0] if ends else 0

@@ -16,7 +16,6 @@ from numtrans.generation.sampling import (
     probabilities,
     seen_tokens,
 )
-from numtrans.layers.recompute import drop_transient
 
 
 def translate(model, src, max_len, *, bos_id=1, eos_id=2, num_beams=1, length_penalty=1.0, cache=True):
@@ -156,7 +155,7 @@ def stream(
                     raise ConfigError(f"{owner}: decode returned {type(written).__name__}, expected a string")
                 ended[b] = any(end in written for end in stop)
             if ended.all() or n + 1 == max_new_tokens:
-                drop_transient(model)
+                model.drop_transient()
             yield token
             if ended.all():
                 return

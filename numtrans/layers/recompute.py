@@ -61,7 +61,7 @@ class Checkpoint(Module):
         state = forward_state(self.module)
         with no_grad():
             y = self.module(*inputs, **kwargs)
-        drop_transient(self.module)
+        self.module.drop_transient()
         self.save(inputs, kwargs, state)
         return y
 
@@ -75,7 +75,7 @@ class Checkpoint(Module):
                 self.module(*inputs, **kwargs)
         finally:
             set_forward_state(now)
-        drop_transient(self.module)
+        self.module.drop_transient()
         return self.module.backward(dy)
 
     # ---- one with the module
@@ -148,10 +148,3 @@ def set_forward_state(state):
     """Put back what `forward_state` returned."""
     for part, name, value in state:
         setattr(part, name, value)
-
-
-def drop_transient(module):
-    """Forget the arrays that parts of `module` keep for a look; a forward that waits for its backward stays."""
-    for part in module.modules():
-        for name in part.transient:
-            setattr(part, name, None)

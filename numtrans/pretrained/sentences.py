@@ -22,7 +22,6 @@ import numpy as np
 from numtrans.backend import backend_name, get_xp, to_device, to_numpy
 from numtrans.data.vocabulary import check_integer
 from numtrans.errors import CheckpointError, DataError
-from numtrans.layers.recompute import drop_transient
 from numtrans.module import no_grad
 from numtrans.pretrained.huggingface import from_pretrained, read_json
 from numtrans.pretrained.packages import PACKAGES, locate
@@ -83,7 +82,7 @@ class SentenceEncoder:
         """Vectors (B, D) of `ids` (B, T) with `mask` (B, T), True = token, on the model's backend."""
         with no_grad():
             h = self.model(ids, mask=mask)                                  # (B, T, D)
-        drop_transient(self.model)
+        self.model.drop_transient()
         xp = get_xp(h)
         keep = to_device(mask, backend_name(h)).astype(h.dtype)[..., None]  # (B, T, 1)
         mean = (h * keep).sum(axis=1) / keep.sum(axis=1)                    # (B, D)
